@@ -1,0 +1,17 @@
+"""The expert combine as a value: contracts, orders, enumeration, certificates."""
+
+from moejax.combine.certificate import certify, counterexample, exponent_spread_rule
+from moejax.combine.contract import A, B, C, Contract, EXACT, merge_shared, named, P32, SCHEMES
+from moejax.combine.enumeration import all_orders_fingerprints, combine_all_orders
+from moejax.combine.orders import (
+  all_orders,
+  class_representatives,
+  lexicographic_rank,
+  sample_orders,
+  structural_classes,
+  study_orders,
+)
+from moejax.combine.reduce import combine, combine_rows
+from moejax.combine.schedules import schedule
+from moejax.combine.spread import measure_spread, Spread
+from moejax.combine.topology import expert_parallel, fixed_tree, pairwise, SEQUENTIAL, Topology

@@ -1,0 +1,1 @@
+"""Results on disk: tables, and later figures and reports."""
