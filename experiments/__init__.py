@@ -1,1 +1,4 @@
-"""Scripts: flags, one call into moejax, rows out. Run as `python -m experiments.NAME` from a checkout."""
+"""Scripts: flags, one call into moejax, rows out.
+
+Run as `python -m experiments.NAME` from a checkout.
+"""

@@ -4,10 +4,10 @@
 
 About five minutes on 2 cores. Every part times its contestants in random order, round after round,
 and reports medians and the median of the ratios within rounds, so that a machine whose speed drifts
-does not favour one of them. PyTorch takes part where it is installed, a C compiler where there is one.
+does not favour one of them. PyTorch and a C compiler take part where they are installed.
 
-    orders   all 720 orders of six terms at H = 4096, per contract, against the time XLA needs to fill
-             the same bytes, NumPy and a plain C loop
+    orders   all 720 orders of six terms at H = 4096, per contract, against the time XLA needs to
+             fill the same bytes, NumPy and a plain C loop
     dot      the canonical dot against XLA's and PyTorch's float32 and bfloat16 dots
     grouped  the ragged expert product against jax.lax.ragged_dot
 """
@@ -217,9 +217,8 @@ def main(_):
   if unknown:
     raise app.UsageError(f"unknown part {', '.join(sorted(unknown))}: expected {', '.join(_RUN)}.")
   library = numerics.native()
-  print(
-    f"kernels: {library.isa if library else 'plain XLA'}; environment: {numerics.probe_environment()}"
-  )
+  kernels = library.isa if library else "plain XLA"
+  print(f"kernels: {kernels}; environment: {numerics.probe_environment()}")
   rows = []
   for part in _PARTS.value:
     for row in _RUN[part]():

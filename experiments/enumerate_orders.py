@@ -4,9 +4,9 @@
     python -m experiments.enumerate_orders --terms=terms.npz --scheme=B,C --out=out/orders
 
 A few seconds. `--terms` is an .npz with an array `terms`, float32 [K, H]: the gated outputs of the
-selected experts in ascending expert id. Written to --out: summary.tsv (one row per scheme), orders.tsv
-(one row per scheme and order), spread.png, environment.json. With more than six terms a seeded sample
-of orders is used (720, or 360 classes where the first pair commutes) and marked so.
+selected experts in ascending expert id. Written to --out: summary.tsv (one row per scheme),
+orders.tsv (one row per scheme and order), spread.png, environment.json. With more than six terms a
+seeded sample of orders is used (720, or 360 classes where the first pair commutes) and marked so.
 """
 
 import dataclasses
@@ -114,7 +114,8 @@ def run(terms, contracts, out):
     record = dataclasses.asdict(numerics.probe_environment())
     temporary.write_text(json.dumps(record, indent=2) + os.linesep, encoding="utf-8")
   print(
-    f"{terms.shape[0]} terms of {terms.shape[1]} elements; distances from the exact sum of BF16 terms"
+    f"{terms.shape[0]} terms of {terms.shape[1]} elements; "
+    "distances from the exact sum of BF16 terms"
   )
   for row in (SUMMARY[:-2], *(row[:-2] for row in summary)):
     print("  ".join(f"{cell!s:>15}" for cell in row))

@@ -228,9 +228,16 @@ INLINE Longs multiply_low(Longs x, Longs y) {
 #endif
 }
 
+INLINE uint64_t sum_of(Longs x) {
+  uint64_t lanes[kLanes / 2], total = 0;
+  memcpy(lanes, &x, sizeof lanes);  // subscripts of x would extract lane by lane
+  for (int i = 0; i < kLanes / 2; ++i) total += lanes[i];
+  return total;
+}
+
 // Fingerprint of a vector: per stream the NH sum (Black et al. 1999) over words w with keys k by
-// position, of (w[2j] + k[2j]) (w[2j+1] + k[2j+1]) mod 2^64.  The words of a tile of 512 columns are
-// the high halves of columns j and j + 256 side by side, and, keyed apart, their low halves: those of
+// position, of (w[2j] + k[2j]) (w[2j+1] + k[2j+1]) mod 2^64.  The words of a tile of 1024 columns are
+// the high halves of columns j and j + 512 side by side, and, keyed apart, their low halves: those of
 // a BF16-valued vector are zero and need no work.  Pairs of words without a column have
 // key 0 and add nothing.
 struct Hash {
@@ -279,14 +286,12 @@ struct Hash {
         largest = distance > largest ? distance : largest;  // of bits: a NaN is the largest
       }
     }
+    for (int s = 0; s < 2; ++s)
+      f.sums[2 * row + s] = sum_of(sum[s]) + (kLow ? 0 : h.low_of_bf16[s]);
     int32_t most = 0;
-    for (int i = 0; i < kLanes; ++i) most = largest[i] > most ? largest[i] : most;
+    if (f.reference)
+      for (int i = 0; i < kLanes; ++i) most = largest[i] > most ? largest[i] : most;
     f.linf[row] = (uint32_t)most;
-    for (int s = 0; s < 2; ++s) {
-      uint64_t total = kLow ? 0 : h.low_of_bf16[s];
-      for (int i = 0; i < kLanes / 2; ++i) total += sum[s][i];
-      f.sums[2 * row + s] = total;
-    }
   }
 };
 
@@ -304,6 +309,7 @@ void fingerprint_all(const OrdersTile& t, const FingerprintTile& f) {
       t,
       [&](int64_t row, Last last) {
         auto value = [&](int64_t i) {
+          if (i >= t.columns) return (Words){};
           Floats v = Last::before<kAccumulator, kFinite>(last, i);
           if (kLow) return (Words)v;
           return kFinite ? round_bits<true>(v) : (Words)round_bf16<false>(v);
@@ -375,7 +381,9 @@ void all_orders_fingerprints(const OrdersTile& t, int accumulator, const Fingerp
     return finite ? fingerprint_all<kBfloat16, true>(t, f) : fingerprint_all<kBfloat16, false>(t, f);
   exact_sum(t.terms, kTile, t.num_terms, t.stack, t.columns);
   Hash::fingerprint<true, false>(Hash(f), f, 0,
-                                 [&](int64_t i) { return (Words)load(t.stack + i); });
+                                 [&](int64_t i) {
+                                   return i < t.columns ? (Words)load(t.stack + i) : (Words){};
+                                 });
   for (int64_t p = 1; p < t.num_orders; ++p) repeat_fingerprint(f, p, 0);
 }
 

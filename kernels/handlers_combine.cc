@@ -165,9 +165,9 @@ ffi::Error fingerprints(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> terms,
         FingerprintTile f = {(uint32_t)(h0 / 2), (uint32_t)round_up(std::min<int64_t>(n, kTile / 2), 2),
                              reference_width ? local : nullptr, sums.data() + 2 * at,
                              largest.data() + at};
-        OrdersTile whole = t;  // padding is zeros and adds nothing
-        whole.columns = kTile;
-        kernels().all_orders_fingerprints(whole, accumulator, f);
+        OrdersTile padded = t;  // with zeros, which add nothing
+        padded.columns = round_up(n, kMaxVector);
+        kernels().all_orders_fingerprints(padded, accumulator, f);
       });
   if (error.failure()) return error;
   for (int64_t b = 0; b < batches; ++b)

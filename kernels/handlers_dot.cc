@@ -22,11 +22,12 @@ void run_all(ffi::ThreadPool pool, const std::vector<Product<Element>>& products
   }
   if (widest == 0) return;
   // Small work is not worth waking a thread: about 10 microseconds, in multiply-adds or in elements of
-  // W read.  Strips of one product repeat the packing of a; many products even out the load.
+  // W read.  Strips of one large product repeat the packing of a; in small ones, and over many
+  // products, finer strips even out the load when a thread wakes late.
   bool serial = work + 8 * elements < (1 << 21);
   int64_t strips = 1;
   if (!serial) {
-    int64_t wanted = products.size() == 1 ? threads : 2 * threads;
+    int64_t wanted = products.size() == 1 && work > (1 << 25) ? threads : 2 * threads;
     strips = std::max<int64_t>(1, (wanted + products.size() - 1) / products.size());
   }
   int64_t step = std::max<int64_t>(64, round_up((widest + strips - 1) / strips, 64));

@@ -20,7 +20,7 @@ enum {
   kRowBlock = 384,   // rows packed at a time
   kMaxVector = 16,   // floats of the widest vector
   kMaxTerms = 16,    // terms of one combine
-  kTile = 512        // columns of one tile of the all-orders kernels
+  kTile = 1024       // columns of one tile of the all-orders kernels: a page of every result
 };
 
 // One matrix product, or a part of one: rows a[m][0..k1) against columns n0..n1 of W.

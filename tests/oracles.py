@@ -24,7 +24,8 @@ def assert_same_bits(actual, expected):
   if len(wrong):
     at = tuple(wrong[0])
     raise AssertionError(
-      f"{len(wrong)} of {actual.size} differ, first at {at}: {actual[at]:#010x} is not {expected[at]:#010x}"
+      f"{len(wrong)} of {actual.size} differ, first at {at}: "
+      f"{actual[at]:#010x} is not {expected[at]:#010x}"
     )
 
 

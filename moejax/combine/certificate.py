@@ -1,11 +1,12 @@
 """Proof that no order of a sum can change a bit, element by element, or two orders that differ.
 
 The rule. Let every operand be a multiple of a unit u, a power of two, and let no subset sum exceed
-2^p · u in magnitude, p the significand bits of the accumulator. Then every partial sum of every order
-is a multiple of u that fits p bits: no addition rounds, and all orders give the exact sum. u is the
-last set bit of any operand (not its unit in the last place), and the largest subset sums are those of
-the positive and of the negative operands alone; for BF16 operands in an FP32 accumulator it holds
-whenever exponents spread by at most 16 − ceil(log2 k), the rule of thumb `exponent_spread_rule`.
+2^p · u in magnitude, p the significand bits of the accumulator. Then every partial sum of every
+order is a multiple of u that fits p bits: no addition rounds, and all orders give the exact sum. u
+is the last set bit of any operand (not its unit in the last place), and the largest subset sums are
+those of the positive and of the negative operands alone; for BF16 operands in an FP32 accumulator
+it holds whenever exponents spread by at most 16 − ceil(log2 k), the rule of thumb
+`exponent_spread_rule`.
 
 Zeros never matter. What is left of at most two operands cannot be reordered where the first pair
 commutes, nor one operand anywhere, whatever rounds. Infinities and NaN are not certified.
@@ -19,7 +20,7 @@ from moejax.combine.contract import Contract
 from moejax.combine.enumeration import combine_all_orders
 from moejax.combine.orders import class_representatives, MAX_ENUMERATED_TERMS, sample_orders
 from moejax.combine.reduce import check_finite_terms
-from moejax.numerics.backend import backend
+from moejax.numerics import backend
 
 _PRECISION = {"float32": 24, "bfloat16": 8}
 # Exponent of the last bit an accumulator can hold: the subnormal unit.
@@ -37,7 +38,7 @@ def certify(terms, contract: Contract):
     bool [H]. False is no claim.
   """
   check_finite_terms("certify", terms, allow_nan=True)
-  ops = backend(terms)
+  ops = backend.backend(terms)
   operands = contract.round_operand(terms)
   if contract.accumulator == "exact":
     return ops.xp.ones(terms.shape[1:], bool)
@@ -50,7 +51,7 @@ def certify(terms, contract: Contract):
 
 def _sums_exactly(operands, contract):
   """Whether every partial sum of every order fits the accumulator; see the module."""
-  ops = backend(operands)
+  ops = backend.backend(operands)
   xp = ops.xp
   significand, unit = _integers(xp, ops.bits(operands))
   nonzero = significand != 0
@@ -93,7 +94,7 @@ def exponent_spread_rule(terms, contract: Contract):
 
   For BF16 operands in an FP32 accumulator the bound is 16 − ceil(log2 K). bool [H], NumPy or jax.
   """
-  ops = backend(terms)
+  ops = backend.backend(terms)
   xp = ops.xp
   bits = ops.bits(contract.round_operand(terms))
   exponent = ((bits >> 23) & np.uint32(0xFF)).astype(np.int32)
@@ -112,8 +113,8 @@ def counterexample(
 ) -> tuple[np.ndarray, np.ndarray, int] | None:
   """Two orders and an element at which they differ, or None if none was found.
 
-  All classes are tried for K ≤ 8, otherwise `num_orders` sampled ones (then `key` is needed and None
-  is no proof). Of all elements that differ the lowest is returned, with the lowest order that
+  All classes are tried for K ≤ 8, otherwise `num_orders` sampled ones (then `key` is needed and
+  None is no proof). Of all elements that differ the lowest is returned, with the lowest order that
   departs from the first.
   """
   terms = jnp.asarray(check_finite_terms("counterexample", terms, allow_nan=False))

@@ -16,11 +16,11 @@ import numpy as np
 
 from moejax.combine import orders as orders_lib
 from moejax.combine.contract import Contract
-from moejax.combine.reduce import check_finite_terms, positive_zero
+from moejax.combine.reduce import check_finite_terms, materialise, positive_zero
 from moejax.numerics.exact import exact_sum
 from moejax.numerics.library import native
 
-_TILE = 512  # columns that a fingerprint packs together
+_TILE = 1024  # columns that a fingerprint packs together
 
 
 def combine_all_orders(
@@ -77,7 +77,8 @@ def all_orders_fingerprints(
     reference.shape != terms.shape[1:] or reference.dtype != np.float32
   ):
     raise ValueError(
-      f"{name}: reference must be float32 {terms.shape[1:]}, got {reference.dtype} {reference.shape}."
+      f"{name}: reference must be float32 {terms.shape[1:]}, "
+      f"got {reference.dtype} {reference.shape}."
     )
   code = jnp.int32(contract.code)
   if native():
@@ -135,7 +136,7 @@ class StaticOrders:
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def all_orders_xla(terms: jax.Array, orders: StaticOrders, contract: Contract) -> jax.Array:
   """`combine_all_orders` in plain XLA."""
-  operands = contract.round_operand(terms)
+  operands = contract.round_operand(materialise(terms))
   if contract.accumulator == "exact":
     total = exact_sum(operands, axis=0)
     return jnp.broadcast_to(total[None], (len(orders.array), *total.shape))
@@ -155,7 +156,7 @@ def fingerprint_xla(sums: jax.Array, reference: jax.Array | None) -> tuple[jax.A
   num_orders, width = sums.shape
   bits = lax.bitcast_convert_type(sums, jnp.uint32)
   bits = jnp.where(_is_nan(bits), jnp.uint32(0x7FC00000), bits)
-  # Tiles of 512 columns; word j of a tile holds halves of columns j and j + 256 (kernels/combine.cc).
+  # Tiles of 1024 columns; word j of one holds halves of columns j and j + 512 (kernels/combine.cc).
   bits = jnp.pad(bits, ((0, 0), (0, -width % _TILE))).reshape(num_orders, -1, 2, _TILE // 2)
   left, right = (bits[:, :, side].reshape(num_orders, -1) for side in (0, 1))
   halves = ((left >> 16) | (right & np.uint32(0xFFFF0000)), _low(left) | (right << 16))

@@ -1,9 +1,9 @@
 """The expert combine: terms summed in a given order under a given contract.
 
-Two implementations with the same bits, a custom call and plain XLA; the contract's code and the order
-are operands of both, so that one compiled program serves every contract and `vmap` over either is a
-sweep. XLA flushes subnormal sums, the custom call keeps them: elsewhere the two agree on every bit.
-Bits of a NaN result are not part of a contract.
+Two implementations with the same bits, a custom call and plain XLA; the contract's code and the
+order are operands of both, so that one compiled program serves every contract and `vmap` over
+either is a sweep. XLA flushes subnormal sums, the custom call keeps them: elsewhere the two agree
+on every bit. Bits of a NaN result are not part of a contract.
 """
 
 import functools
@@ -16,6 +16,7 @@ import numpy as np
 from moejax.combine.contract import Contract, NUM_CODES
 from moejax.combine.orders import check_orders, check_terms
 from moejax.combine.topology import balanced
+from moejax.numerics import backend
 from moejax.numerics.bf16 import round_bf16
 from moejax.numerics.exact import exact_sum
 from moejax.numerics.library import native
@@ -50,7 +51,7 @@ def combine(
   if contract.topology.kind == "sequential" or contract.accumulator == "exact":
     code = jnp.int32(contract.code)
     return combine_rows(terms, jnp.asarray(order, jnp.int32), code, allow_nan=True)
-  operands = contract.round_operand(terms)
+  operands = contract.round_operand(materialise(terms))
   if contract.topology.kind == "tree":
     return _combine_tree(operands[order], contract)
   if ranks is None:
@@ -110,6 +111,7 @@ def rows_xla(terms, orders, codes):
 
 def fold_xla(terms: jax.Array, order: jax.Array, code: jax.Array) -> jax.Array:
   """One sequential combine in plain XLA: a loop over the order, for codes of P32, C, A and B."""
+  terms = materialise(terms)
   operands = jnp.where(code % 2 == 1, round_bf16(terms), terms)
 
   def add(j, total):
@@ -119,6 +121,11 @@ def fold_xla(terms: jax.Array, order: jax.Array, code: jax.Array) -> jax.Array:
   total = lax.fori_loop(0, terms.shape[0], add, jnp.zeros_like(terms[0]))
   # A loop of one step is unrolled and 0 + x folded to x, which would keep the sign of a zero.
   return positive_zero(total)
+
+
+def materialise(terms: jax.Array) -> jax.Array:
+  """Fences terms that come straight from gate · output in the caller's program."""
+  return backend.XlaBackend.fence(terms)
 
 
 def positive_zero(x: jax.Array) -> jax.Array:

@@ -28,7 +28,7 @@ class Spread:
   Attributes:
     orders: int32 [P, K].
     classes: structural class of each order, int64 [P].
-    outputs: number of the distinct sum that each order gives, in order of first appearance, int [P].
+    outputs: number of the distinct sum each order gives, in order of first appearance, int [P].
     linf: max |sum − exact| of each order, float32 [P].
     ulps_max: largest ulp distance of each order, int64 [P].
     ulps_mean: mean ulp distance over elements of each order, float64 [P].

@@ -19,8 +19,8 @@ class Topology:
   kind "tree": the nested pairs in `tree`; no +0 is added, so a sum of zeros keeps IEEE's sign.
   kind "expert_parallel": each of `num_ranks` ranks adds the operands it owns, from +0, in order;
     partial sums are rounded to `partial` and then added across ranks: "sequential" by ascending
-    rank, "tree" pairwise, or "ring", where the vector is cut into `num_ranks` equal chunks and chunk
-    c is added from rank c + 1 round to rank c (the reduce-scatter of a ring all-reduce).
+    rank, "tree" pairwise, or "ring", where the vector is cut into `num_ranks` equal chunks and
+    chunk c is added from rank c + 1 round to rank c (the reduce-scatter of a ring all-reduce).
   """
 
   kind: str = "sequential"

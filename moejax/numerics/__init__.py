@@ -1,4 +1,4 @@
-"""Arithmetic whose bits do not depend on batch, shape, threads or machine, and tools to look at bits."""
+"""Arithmetic whose bits do not depend on batch, shape, threads or machine; tools to view bits."""
 
 from moejax.numerics.bf16 import is_bf16, round_bf16, ulp_bf16_distance, ulp_distance
 from moejax.numerics.domain import DomainError

@@ -1,8 +1,8 @@
 """One source for NumPy and XLA: the few operations that the two spell, or treat, differently.
 
 Functions of this package that claim the same bits under NumPy, eager XLA and jitted XLA are written
-once, over `backend(x)`. XLA rewrites floating-point code more freely than IEEE allows, with fast-math
-off (recorded in `tests/numerics/test_xla.py`), so three devices are needed:
+once, over `backend(x)`. XLA rewrites floating-point code more freely than IEEE allows, with
+fast-math off (recorded in `tests/numerics/test_xla.py`), so three devices are needed:
 
 * `fence(p)` between an inexact product and an add: stops the contraction to a fused multiply-add.
 * `hold(s)` between `x + c` and `- c`, and before `1/sqrt`: stops the algebraic simplifier.
@@ -14,7 +14,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-_FLOAT32_MAX = np.finfo(np.float32).max
+_NAN = np.float32(np.nan)
 
 
 class NumpyBackend:
@@ -57,9 +57,8 @@ class XlaBackend:
 
   @staticmethod
   def fence(p):
-    # A clamp changes infinity, so LLVM may not look through it; optimization_barrier does not stop
-    # contraction.  An infinite product comes out as FLT_MAX, which the callers' domains exclude.
-    return lax.min(p, jnp.full_like(p, _FLOAT32_MAX))
+    # A select between product and add stops contraction; optimization_barrier does not.
+    return jnp.where(p != p, _NAN, p)
 
   @staticmethod
   def hold(s):

@@ -1,9 +1,9 @@
 """The debug switch for the documented domain: no nonzero product or partial sum below 2^-126.
 
 XLA flushes subnormals to zero and the custom calls keep them, so bits are promised only where none
-arises; trained weights never come near. `MOEJAX_CHECK_DOMAIN=1` evaluates every canonical sum on the
-host, in NumPy, with the same bits and very slowly, and raises DomainError naming the offending row.
-Inside jitted code the error arrives as a JaxRuntimeError that carries the sentence.
+arises; trained weights never come near. `MOEJAX_CHECK_DOMAIN=1` evaluates every canonical sum on
+the host, in NumPy, with the same bits and very slowly, and raises DomainError naming the offending
+row. Inside jitted code the error arrives as a JaxRuntimeError that carries the sentence.
 """
 
 import os
@@ -85,10 +85,13 @@ def check_rows(name, x):
 
 
 def _fold(name, a, w, block, lengths=None, transposed=False):
-  """The canonical fold in FP64 steps, each rounded to FP32: 53 bits hold a product of floats
-  exactly, and a sum of two floats well enough that rounding twice is rounding once (Figueroa 1995)."""
+  """The canonical fold in FP64 steps, each rounded to FP32.
+
+  53 bits hold a product of floats exactly, and a sum of two floats well enough that rounding twice
+  is rounding once (Figueroa 1995).
+  """
   depth = a.shape[-1]
-  shape = np.broadcast_shapes(a.shape[:-1] + (1,), w.shape[:-2] + (1, w.shape[-1]))
+  shape = np.broadcast_shapes((*a.shape[:-1], 1), (*w.shape[:-2], 1, w.shape[-1]))
   total = np.zeros(shape, np.float32)
   part = np.zeros_like(total)
   for k in range(depth):
@@ -115,8 +118,8 @@ def _refuse(name, what, exact):
     row = ", ".join(str(i) for i in at[:-1]) or "0"
     value = float(np.asarray(exact)[tuple(at)])
     raise DomainError(
-      f"{name}: row {row}, column {at[-1]}: the {what} is {value:.3g}, below 2^-126, where bits are "
-      "not promised."
+      f"{name}: row {row}, column {at[-1]}: the {what} is {value:.3g}, below 2^-126, where "
+      "bits are not promised."
     )
 
 

@@ -6,8 +6,8 @@ Operands are BF16, so that every product is exact in FP32 and a fused multiply-a
 Rows do not see each other: a row of a large call, a call of its own and a `vmap` lane have the same
 bits. Zeros appended to k change nothing.
 
-Domain: no nonzero product or partial sum below 2^-126, where XLA flushes and the custom calls do not.
-`MOEJAX_CHECK_DOMAIN=1` checks it and names the offending row (`domain`).
+Domain: no nonzero product or partial sum below 2^-126, where XLA flushes and the custom calls do
+not. `MOEJAX_CHECK_DOMAIN=1` checks it and names the offending row (`domain`).
 
 Each function has two implementations with the same bits, a custom call (`native`) and plain XLA
 (`dots_xla`). Inference only: neither has a gradient.
@@ -75,9 +75,9 @@ def batched_dot(
   Args:
     a: bfloat16 [*B, M, K].
     w: bfloat16 [*B, K, N]; [*B, N, K] if `transposed` (keys as a cache stores them).
-    lengths: int32 [*B, M], or anything that broadcasts to it. Row m uses only the first `lengths[m]`
-      entries of the cache axis of w: k if not `transposed` (values), n if so (keys). Nothing beyond
-      is read for that row. None: all.
+    lengths: int32 [*B, M], or anything that broadcasts to it. Row m uses only the first
+      `lengths[m]` entries of the cache axis of w: k if not `transposed` (values), n if so (keys).
+      Nothing beyond is read for that row. None: all.
     transposed: the layout of w.
 
   Returns:

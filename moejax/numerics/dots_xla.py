@@ -1,8 +1,8 @@
 """The canonical dots in plain XLA: the same bits as the custom calls, without a compiler.
 
 Each is a scan over k of rank-1 updates of an FP32 accumulator that starts from +0. XLA flushes
-subnormals, the custom calls do not: the two agree on the documented domain (`dots`), where no nonzero
-product or partial sum lies below 2^-126.
+subnormals, the custom calls do not: the two agree on the documented domain (`dots`), where no
+nonzero product or partial sum lies below 2^-126.
 """
 
 import jax

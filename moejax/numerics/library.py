@@ -1,7 +1,7 @@
 """Loads the XLA CPU custom calls of `kernels/`, or says once why plain XLA is used instead.
 
-Environment: `MOEJAX_NATIVE=0` asks for plain XLA (same bits, slower), `MOEJAX_ISA=generic|avx2|avx512`
-for a lower instruction set than the best one the processor has (same bits).
+Environment: `MOEJAX_NATIVE=0` asks for plain XLA (same bits, slower),
+`MOEJAX_ISA=generic|avx2|avx512` for a lower instruction set than the processor's best (same bits).
 """
 
 import ctypes
@@ -34,7 +34,7 @@ class StaleKernelsError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class KernelLibrary:
-  """The loaded custom calls: where they are, which sources they were built from, what they can run."""
+  """The loaded custom calls: where they are, which sources built them, what they can run."""
 
   path: str
   source_hash: str

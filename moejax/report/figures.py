@@ -10,7 +10,10 @@ from moejax.report import files
 
 
 def draw_spreads(path: str | os.PathLike, spreads: dict[str, Spread]) -> None:
-  """Left: distances of every order, sorted. Right: classes against distinct outputs. Written to path."""
+  """Left: distances of every order, sorted. Right: classes against distinct outputs.
+
+  The figure is written to `path`.
+  """
   figure = matplotlib.figure.Figure(figsize=(11, 4), layout="constrained")
   left, right = figure.subplots(1, 2)
   for name, spread in spreads.items():

@@ -111,7 +111,7 @@ def test_numbers_of_additions():
   assert plan(combine.all_orders(1), first_pair_commutes=True).num_adds == 0
 
 
-@pytest.mark.parametrize("hidden", [1, 2, 7, 255, 256, 257, 511, 512, 513, 1000, 4096])
+@pytest.mark.parametrize("hidden", [1, 2, 7, 300, 511, 512, 513, 1000, 1023, 1024, 1025, 4096])
 def test_fingerprints_of_every_width_and_instruction_set(each_isa, hidden):
   terms = oracles.awkward_terms(np.random.default_rng(hidden), 4, hidden)
   orders = combine.all_orders(4)
@@ -145,21 +145,21 @@ def nh_of_rows(sums):
   width = sums.shape[1]
   words = oracles.bits(sums)
   words = np.where(np.isnan(sums), np.uint32(0x7FC00000), words).astype(object)
-  padded = np.zeros((len(words), -(-width // 512) * 512), object)
+  padded = np.zeros((len(words), -(-width // 1024) * 1024), object)
   padded[:, :width] = words
   out = np.zeros((len(words), 4), np.uint32)
   for stream in range(2):
     totals = np.zeros(len(words), object)
-    for tile in range(padded.shape[1] // 512):
-      for j in range(0, 256, 2):
-        if tile * 512 + j >= width:
+    for tile in range(padded.shape[1] // 1024):
+      for j in range(0, 512, 2):
+        if tile * 1024 + j >= width:
           continue
         for half, shift in ((0, 16), (1, 0)):
           factors = []
           for word in (j, j + 1):
-            at = tile * 512 + word
-            left, right = (padded[:, c] >> shift & 0xFFFF for c in (at, at + 256))
-            key = mix((4 * (tile * 256 + word) + 2 * half + stream + 1) % 2**32)
+            at = tile * 1024 + word
+            left, right = (padded[:, c] >> shift & 0xFFFF for c in (at, at + 512))
+            key = mix((4 * (tile * 512 + word) + 2 * half + stream + 1) % 2**32)
             factors.append((left + right * 65536 + key) % 2**32)
           totals = (totals + factors[0] * factors[1]) % 2**64
     out[:, 2 * stream] = (totals % 2**32).astype(np.uint32)

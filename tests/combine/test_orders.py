@@ -113,7 +113,7 @@ def test_declines_what_it_cannot_prove():
     combine.structural_classes([[0, 1]], combine.B, nan)
   with pytest.raises(ValueError, match="declined, 17 terms"):
     combine.structural_classes([list(range(17))], combine.B)
-  with pytest.raises(ValueError, match="9! orders; enumeration is bounded to 1 .. 8 terms"):
+  with pytest.raises(ValueError, match=r"9! orders; enumeration is bounded to 1 \.\. 8 terms"):
     combine.all_orders(9)
   with pytest.raises(ValueError, match="needs the rank of each term"):
     combine.structural_classes(

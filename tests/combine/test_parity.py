@@ -1,8 +1,8 @@
 """Live comparison with PyTorch and transformers (extra `parity`): real runtimes obey our contracts.
 
-transformers has three implementations of a BF16 expert layer. Each is run on random weights, the expert
-outputs that enter its combine are captured, and the combine is redone here under the contract that the
-implementation is known to follow: every bit must agree.
+transformers has three implementations of a BF16 expert layer. Each is run on random weights, the
+expert outputs that enter its combine are captured, and the combine is redone here under the
+contract that the implementation is known to follow: every bit must agree.
 """
 
 import jax.numpy as jnp

@@ -239,7 +239,9 @@ rng = np.random.default_rng(0)
 a = jnp.asarray(rng.standard_normal((8, 100)), jnp.bfloat16)
 w = jnp.asarray(rng.standard_normal((100, 30)), jnp.bfloat16)
 mesh = Mesh(np.array(jax.devices()), ('rows',))
-f = jax.shard_map(numerics.dot, mesh=mesh, in_specs=(P('rows'), P()), out_specs=P('rows'), check_vma=False)
+f = jax.shard_map(
+  numerics.dot, mesh=mesh, in_specs=(P('rows'), P()), out_specs=P('rows'), check_vma=False
+)
 assert jax.device_count() == 4
 assert np.asarray(jax.jit(f)(a, w)).tobytes() == np.asarray(numerics.dot(a, w)).tobytes()
 """
@@ -273,10 +275,13 @@ ids = jnp.asarray(rng.integers(0, 4, (70, 3)), jnp.int32)
 experts = jnp.asarray(rng.standard_normal((4, 600, 64)), jnp.bfloat16)
 terms = jnp.asarray(rng.standard_normal((6, 4096)), jnp.float32)
 x = numerics.rms_norm(numerics.dot(a, w), eps=1e-6)
-np.savez(sys.argv[2], x, numerics.softmax(x), numerics.silu(x), numerics.grouped_dot(a, experts, ids),
-         *(combine.combine_all_orders(terms, c)[1] for c in combine.SCHEMES.values()),
-         combine.all_orders_fingerprints(terms, combine.B)[1])
-print(numerics.probe_environment().threads, hashlib.sha256(open(sys.argv[2], 'rb').read()).hexdigest())
+np.savez(
+  sys.argv[2], x, numerics.softmax(x), numerics.silu(x), numerics.grouped_dot(a, experts, ids),
+  *(combine.combine_all_orders(terms, c)[1] for c in combine.SCHEMES.values()),
+  combine.all_orders_fingerprints(terms, combine.B)[1],
+)
+stored = hashlib.sha256(open(sys.argv[2], 'rb').read()).hexdigest()
+print(numerics.probe_environment().threads, stored)
 """
 
 

@@ -1,4 +1,4 @@
-"""The kernel library: required where it can be built, refused when stale, replaced once and audibly."""
+"""The kernel library: required where buildable, refused when stale, replaced once and audibly."""
 
 import importlib.util
 import os
