@@ -56,12 +56,13 @@ def orders_part():
   naive = jax.jit(jax.vmap(reduce.fold_xla, in_axes=(None, 0, None)))
   plain_c = compile_naive_orders()
   for contract in (combine.P32, combine.C, combine.A, combine.B):
-    code = jnp.int32(contract.code)
+    code, reference = jnp.int32(contract.code), device_terms[0]
     contestants = {
       "XLA fill of the same bytes": lambda: fill(jnp.float32(1)),
       "all orders": lambda: combine.combine_all_orders(device_terms, contract)[1],
-      "fingerprints": lambda: combine.all_orders_fingerprints(
-        device_terms, contract, reference=device_terms[0]
+      "fingerprints": lambda: combine.all_orders_fingerprints(device_terms, contract)[1],
+      "fingerprints and distances": lambda: combine.all_orders_fingerprints(
+        device_terms, contract, reference=reference
       )[1:],
       "XLA form, shared prefixes": lambda: enumeration.all_orders_xla(
         device_terms, enumeration.StaticOrders(orders), contract
@@ -84,7 +85,7 @@ def require_same_bits(contestants):
   sums = {
     name: np.asarray(run()).view(np.uint32)
     for name, run in contestants.items()
-    if name not in ("XLA fill of the same bytes", "fingerprints")
+    if not name.startswith(("XLA fill", "fingerprints"))
   }
   for name, words in sums.items():
     if (words != sums["all orders"]).any():
@@ -112,12 +113,11 @@ def compile_naive_orders():
   if compiler is None:
     return None
   source = pathlib.Path(__file__).with_name("naive_orders.c")
-  library = pathlib.Path(tempfile.mkdtemp()) / "naive_orders.so"
-  subprocess.run(
-    [compiler, "-O3", "-march=native", "-shared", "-fPIC", str(source), "-o", str(library)],
-    check=True,
-  )
-  call = ctypes.CDLL(str(library)).naive_orders
+  with tempfile.TemporaryDirectory() as folder:
+    library = f"{folder}/naive_orders.so"
+    command = [compiler, "-O3", "-march=native", "-shared", "-fPIC", str(source), "-o", library]
+    subprocess.run(command, check=True)
+    call = ctypes.CDLL(library).naive_orders
   out = np.empty((720, _HIDDEN), np.float32)
 
   def run(terms, orders, code):
@@ -142,6 +142,8 @@ def dot_part():
   rng = np.random.default_rng(0)
   f32_dot = jax.jit(lax.dot)
   bf16_dot = jax.jit(lambda a, w: lax.dot(a, w, preferred_element_type=jnp.float32))
+  canonical = jax.jit(numerics.dot)
+  blocked = jax.jit(lambda a, w: numerics.dot(a, w, blocked=True))
   xla_form = jax.jit(dots_xla.dot, static_argnums=2)
   for k, n in tqdm(_SHAPES, desc="dot"):
     w_host = (rng.standard_normal((k, n)) / np.sqrt(k)).astype(ml_dtypes.bfloat16)
@@ -152,8 +154,8 @@ def dot_part():
       contestants = {
         "XLA float32": lambda: f32_dot(a_f32, w_f32),
         "XLA bfloat16": lambda: bf16_dot(a, w),
-        "canonical": lambda: numerics.dot(a, w),
-        "canonical, blocked": lambda: numerics.dot(a, w, blocked=True),
+        "canonical": lambda: canonical(a, w),
+        "canonical, blocked": lambda: blocked(a, w),
         "canonical, XLA form": lambda: xla_form(a, w, False),
         **torch_dots(a_host, w_host),
       }
@@ -190,6 +192,8 @@ def grouped_part():
     y = lax.ragged_dot(rows, w, sizes, preferred_element_type=jnp.float32)
     return jnp.zeros_like(y).at[by_expert].set(y)
 
+  grouped = jax.jit(numerics.grouped_dot)
+  xla_form = jax.jit(dots_xla.grouped_dot)
   for num_experts, k, n in tqdm(_EXPERTS, desc="grouped"):
     w = jnp.asarray((rng.standard_normal((num_experts, k, n)) / 32).astype(ml_dtypes.bfloat16))
     for num_tokens in _TOKENS:
@@ -198,16 +202,14 @@ def grouped_part():
       ids = jnp.asarray(ids)
       contestants = {
         "ragged_dot bfloat16": lambda: ragged(x, w, ids),
-        "grouped_dot": lambda: numerics.grouped_dot(x, w, ids),
-        "grouped_dot, XLA form": lambda: dots_xla_grouped(x[:, None], w, ids),
+        "grouped_dot": lambda: grouped(x, w, ids),
+        "grouped_dot, XLA form": lambda: xla_form(x[:, None], w, ids),
       }
       times = timing.compare(contestants, _SECONDS.value)
       work = 2 * num_tokens * 6 * k * n
       case = f"{num_tokens} tokens, {num_experts} experts {k}x{n}"
       yield from timing.rows_of("grouped", case, times, "ragged_dot bfloat16", work, "GFLOP/s")
 
-
-dots_xla_grouped = jax.jit(dots_xla.grouped_dot)
 
 _RUN = {"orders": orders_part, "dot": dot_part, "grouped": grouped_part}
 

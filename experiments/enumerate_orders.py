@@ -93,12 +93,12 @@ def run(terms, contracts, out):
         _SEED.value,
       )
     )
-    for number, order in zip(combine.lexicographic_rank(orders), enumerate(orders)):
-      i, order = order
+    numbers = combine.lexicographic_rank(orders)
+    for i, order in enumerate(orders):
       rows.append(
         (
           contract.name,
-          number,
+          numbers[i],
           ",".join(map(str, order)),
           spread.classes[i],
           spread.outputs[i],

@@ -16,7 +16,7 @@ import numpy as np
 from moejax.combine.contract import Contract, NUM_CODES
 from moejax.combine.orders import check_orders, check_terms
 from moejax.combine.topology import balanced
-from moejax.numerics import backend
+from moejax.numerics import backend, domain
 from moejax.numerics.bf16 import round_bf16
 from moejax.numerics.exact import exact_sum
 from moejax.numerics.library import native
@@ -84,6 +84,8 @@ def combine_rows(
     raise ValueError(f"combine_rows: a contract code is outside 0 .. {NUM_CODES - 1}.")
   if not isinstance(orders, jax.core.Tracer):
     check_orders("combine_rows", np.asarray(orders).reshape(-1, terms.shape[-2]))
+  if domain.checking():
+    terms = domain.check_sums("combine_rows", terms, orders, codes)
   return _rows_native(terms, orders, codes) if native() else rows_xla(terms, orders, codes)
 
 

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from moejax.numerics import bf16
+
 _SMALLEST = 2.0**-126
 _BLOCK = 256
 
@@ -82,6 +84,33 @@ def check_rows(name, x):
   if isinstance(x, np.ndarray):
     return host(x)
   return _on_host(host, jax.ShapeDtypeStruct(x.shape, jnp.float32), x)
+
+
+def check_sums(name, terms, orders, codes):
+  """Returns terms, float32 [*B, K, H], after checking every partial sum of `combine_rows`.
+
+  orders is int32 [*B, K], codes int32 [*B].
+  """
+
+  def host(terms, orders, codes):
+    terms, orders, codes = np.asarray(terms), np.asarray(orders), np.asarray(codes)
+    lead = np.broadcast_shapes(terms.shape[:-2], orders.shape[:-1], codes.shape)
+    terms = np.broadcast_to(terms, (*lead, *terms.shape[-2:]))
+    orders = np.broadcast_to(orders, (*lead, orders.shape[-1]))
+    codes = np.broadcast_to(codes, lead)[..., None]
+    total = np.zeros((*lead, terms.shape[-1]), np.float32)
+    for j in range(orders.shape[-1]):
+      at = orders[..., j, None, None]
+      term = np.take_along_axis(terms, at, axis=-2)[..., 0, :]
+      term = np.where(codes % 2 == 1, bf16.round_bf16(term), term)
+      exact = total.astype(np.float64) + term
+      _refuse(name, f"partial sum {j + 1}", exact)
+      total = exact.astype(np.float32)
+      total = np.where(codes // 2 == 1, bf16.round_bf16(total), total)
+    return terms
+
+  out = jax.ShapeDtypeStruct(terms.shape, jnp.float32)
+  return _on_host(host, out, terms, orders, codes)
 
 
 def _fold(name, a, w, block, lengths=None, transposed=False):

@@ -7,25 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from moejax import combine, numerics
+from moejax import combine
 from moejax.combine import enumeration, reduce
 from tests import oracles
 from tests.oracles import assert_same_bits
 
 SCHEMES = [combine.P32, combine.C, combine.A, combine.B]
-
-
-@pytest.fixture
-def each_isa():
-  library = numerics.native()
-
-  def isas():
-    for isa in library.isas:
-      library.force_isa(isa)
-      yield isa
-
-  yield isas
-  library.force_isa(library.isas[-1])
 
 
 def loop(terms, orders, contract):

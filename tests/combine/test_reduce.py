@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from moejax import combine, numerics
+from moejax import combine
 from moejax.combine import enumeration, reduce
 from tests import oracles
 from tests.oracles import assert_same_bits
@@ -22,19 +22,6 @@ def expected(terms, order, contract):
     operands = oracles.to_bf16(terms) if contract.operand == "bfloat16" else terms
     return oracles.exact_sum(operands)
   return oracles.combine(terms, order, contract.operand, contract.accumulator)
-
-
-@pytest.fixture
-def each_isa():
-  library = numerics.native()
-
-  def isas():
-    for isa in library.isas:
-      library.force_isa(isa)
-      yield isa
-
-  yield isas
-  library.force_isa(library.isas[-1])
 
 
 @pytest.mark.parametrize("contract", SCHEMES, ids=lambda c: c.name)

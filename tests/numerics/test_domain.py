@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from moejax import numerics
+from moejax import combine, numerics
 from tests.oracles import assert_same_bits
 
 TINY = 2.0**-70  # its square is below 2^-126
@@ -95,3 +95,26 @@ def test_row_sums_name_their_row():
   with pytest.raises(numerics.DomainError, match="tree_sum: row 1"):
     numerics.tree_sum(x)
   numerics.rms_norm(x, eps=1e-6)  # eps swallows what XLA flushes
+
+
+def test_sums_of_a_combine_name_their_row():
+  small = jnp.array([0, 2.0**-125, -1.25 * 2.0**-125], jnp.float32)
+  terms = jnp.ones((2, 3, 4), jnp.float32).at[1, :, 2].set(small)
+  orders = jnp.array([[0, 1, 2], [2, 1, 0]], jnp.int32)
+  codes = jnp.zeros(2, jnp.int32)
+  sentence = r"combine_rows: row 1, column 2: the partial sum 2 is .* below 2\^-126"
+  with pytest.raises(numerics.DomainError, match=sentence):
+    combine.combine_rows(terms, orders, codes)
+  lanes = jax.vmap(combine.combine_rows)
+  with pytest.raises(jax.errors.JaxRuntimeError, match=sentence):
+    jax.block_until_ready(jax.jit(lanes)(terms, orders, codes))
+
+
+def test_checked_combines_have_the_same_bits(monkeypatch):
+  rng = np.random.default_rng(1)
+  terms = jnp.asarray(rng.standard_normal((6, 50)), jnp.float32)
+  orders = jnp.asarray(combine.all_orders(6)[::90])
+  lanes = jax.vmap(lambda order: combine.combine(terms, order, combine.B))
+  checked = lanes(orders)
+  monkeypatch.setenv("MOEJAX_CHECK_DOMAIN", "0")
+  assert_same_bits(checked, lanes(orders))

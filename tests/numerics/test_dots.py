@@ -29,20 +29,6 @@ def f32(rng, *shape):
   return jnp.asarray(rng.standard_normal(shape).astype(np.float32))
 
 
-@pytest.fixture
-def each_isa():
-  """Yields every instruction set in turn, in force, and the best one again afterwards."""
-  library = numerics.native()
-
-  def isas():
-    for isa in library.isas:
-      library.force_isa(isa)
-      yield isa
-
-  yield isas
-  library.force_isa(library.isas[-1])
-
-
 def shapes(rng, count):
   """Random [M, K, N] with ones, empties, primes, and the edges of tiles, strips and blocks."""
   special = [0, 1, 2, 3, 5, 7, 13, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 255, 256, 257, 300, 513]
