@@ -90,6 +90,16 @@ def test_terms_at_the_very_edge_of_the_accumulator():
   assert combine.certify(mixed, combine.P32).all()
 
 
+def test_subnormal_units_of_the_accumulator_count():
+  # In units of BF16's last subnormal place: 1/2, 1/2 and 1 fit eight bits but not that place.
+  column = np.array([[2.0**-134, 2.0**-134, 2.0**-133]], np.float32).T
+  assert not combine.certify(column, combine.A).any()
+  assert combine.certify(column, combine.P32).all()
+  left, right, at = combine.counterexample(column, combine.A)
+  sums = [oracles.combine(column, order, "float32", "bfloat16")[at] for order in (left, right)]
+  assert sums[0] != sums[1]
+
+
 def test_zeros_and_lone_terms_never_matter():
   lone = np.array([[0, 1.1, -0.0, 0]], np.float32).T
   pair = np.array([[0, 1.1, 2.0**-40, 0]], np.float32).T

@@ -205,6 +205,22 @@ def test_nan_is_refused_with_its_index_or_let_through():
   assert len(np.unique(np.asarray(prints), axis=0)) == 1 and np.isnan(np.asarray(linf)).all()
 
 
+def test_every_nan_counts_as_one_pattern_in_a_fingerprint(each_isa):
+  patterns = np.array([0x7FC00000, 0xFFC00000, 0x7F800001, 0xFFFFFFFF], np.uint32).view(np.float32)
+  terms = np.ones((3, 6), np.float32)
+  terms[0, :4] = patterns
+  terms[:, 4] = [np.inf, -np.inf, 1]
+  terms[:, 5] = [3e38, 3e38, -np.inf]
+  for contract in SCHEMES:
+    sums = np.array(combine.combine_all_orders(terms, contract, allow_nan=True)[1])
+    assert np.isnan(sums[:, :5]).all()
+    want = nh_of_rows(sums)
+    assert (np.asarray(enumeration.fingerprint_xla(sums, None)[0]) == want).all()
+    for _ in each_isa():
+      got = combine.all_orders_fingerprints(terms, contract, allow_nan=True)[1]
+      assert (np.asarray(got) == want).all()
+
+
 @pytest.mark.parametrize(
   "change,message",
   [

@@ -80,6 +80,30 @@ def test_exact_on_10000_columns_with_40_binade_spreads():
   assert_same_bits(sums, oracles.exact_sum(terms))
 
 
+def test_exact_rounds_once_where_rounding_twice_would_miss(each_isa):
+  # A tie of the first two terms that a third, far below FP64's last bit, decides.
+  odd = 1 + 2.0**-23
+  columns = np.array(
+    [
+      [1, 2.0**-24, 2.0**-60],
+      [1, 2.0**-24, -(2.0**-60)],
+      [odd, 2.0**-24, 2.0**-60],
+      [odd, 2.0**-24, -(2.0**-60)],
+      [-odd, -(2.0**-24), 2.0**-60],
+      [-1, -(2.0**-24), -(2.0**-60)],
+    ],
+    np.float32,
+  ).T.copy()
+  want = np.array([odd, 1, 1 + 2.0**-22, odd, -odd, -odd], np.float32)
+  assert_same_bits(oracles.exact_sum(columns), want)
+  exact32 = combine.Contract("exact of float32", operand="float32", accumulator="exact")
+  for _ in each_isa():
+    assert_same_bits(combine.combine(jnp.asarray(columns), np.arange(3), exact32), want)
+  for order in combine.all_orders(3):
+    code = jnp.int32(exact32.code)
+    assert_same_bits(reduce.rows_xla(jnp.asarray(columns), jnp.asarray(order), code), want)
+
+
 def test_exact_handles_infinity_overflow_and_the_smallest_numbers():
   columns = np.array(
     [
