@@ -13,6 +13,7 @@ does not favour one of them. PyTorch and a C compiler take part where they are i
 """
 
 import ctypes
+import functools
 import os
 import pathlib
 import shutil
@@ -57,13 +58,15 @@ def orders_part():
   plain_c = compile_naive_orders()
   for contract in (combine.P32, combine.C, combine.A, combine.B):
     code, reference = jnp.int32(contract.code), device_terms[0]
+    fingerprints = functools.partial(combine.all_orders_fingerprints, contract=contract)
+    every_sum = jax.jit(lambda terms: combine.combine_all_orders(terms, contract)[1])
+    prints = jax.jit(lambda terms: fingerprints(terms)[1])
+    prints_and_distances = jax.jit(lambda terms, r: fingerprints(terms, reference=r)[1:])
     contestants = {
       "XLA fill of the same bytes": lambda: fill(jnp.float32(1)),
-      "all orders": lambda: combine.combine_all_orders(device_terms, contract)[1],
-      "fingerprints": lambda: combine.all_orders_fingerprints(device_terms, contract)[1],
-      "fingerprints and distances": lambda: combine.all_orders_fingerprints(
-        device_terms, contract, reference=reference
-      )[1:],
+      "all orders": lambda: every_sum(device_terms),
+      "fingerprints": lambda: prints(device_terms),
+      "fingerprints and distances": lambda: prints_and_distances(device_terms, reference),
       "XLA form, shared prefixes": lambda: enumeration.all_orders_xla(
         device_terms, enumeration.StaticOrders(orders), contract
       ),

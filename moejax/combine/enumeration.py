@@ -243,7 +243,7 @@ def _check(name, terms, contract, orders, allow_nan):
       f"{contract.topology.kind} topology; use vmap of combine."
     )
   if orders is None:
-    orders = orders_lib.all_orders(terms.shape[0])
+    return terms, orders_lib.all_orders(terms.shape[0])
   orders = orders_lib.check_orders(name, orders)
   if orders.shape[1] != terms.shape[0]:
     raise ValueError(

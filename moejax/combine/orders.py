@@ -4,6 +4,7 @@ Orders are numbered lexicographically over the terms as listed (ascending expert
 represented by its lowest order, and class ids count representatives.
 """
 
+import functools
 import itertools
 import math
 
@@ -18,14 +19,17 @@ MAX_ENUMERATED_TERMS = 8
 MAX_TERMS = 16
 
 
+@functools.cache
 def all_orders(num_terms: int) -> np.ndarray:
-  """Every order of `num_terms` terms, lexicographic: int32 [k!, k]."""
+  """Every order of `num_terms` terms, lexicographic: int32 [k!, k], read-only."""
   if not 1 <= num_terms <= MAX_ENUMERATED_TERMS:
     raise ValueError(
       f"all_orders: {num_terms} terms have {num_terms}! orders; enumeration is bounded to 1 .. "
       f"{MAX_ENUMERATED_TERMS} terms, beyond that pass orders of your own (sample_orders)."
     )
-  return np.array(list(itertools.permutations(range(num_terms))), np.int32)
+  orders = np.array(list(itertools.permutations(range(num_terms))), np.int32)
+  orders.flags.writeable = False
+  return orders
 
 
 def class_representatives(num_terms: int, contract: Contract) -> np.ndarray:
