@@ -14,18 +14,16 @@ from moejax.numerics.elementwise import (
 )
 from moejax.numerics.environment import Environment, probe_environment
 from moejax.numerics.exact import exact_dot, exact_sum
-from moejax.numerics.library import KernelLibrary, native, StaleKernelsError
-from moejax.numerics.quantize import (
+from moejax.numerics.formats import (
   decode_e8m0,
   decode_fp4,
   decode_fp8,
   dequantize_fp4,
   dequantize_fp8,
-  fake_quantize,
-  qdq_fp4,
-  qdq_fp8,
   scale_by_e8m0,
   unpack_fp4,
 )
+from moejax.numerics.library import KernelLibrary, native, StaleKernelsError
+from moejax.numerics.quantize import fake_quantize, qdq_fp4, qdq_fp8
 from moejax.numerics.rope import inverse_frequencies, rope_tables, rotate_half, rotate_interleaved
 from moejax.numerics.rows import log_softmax, logsumexp, rms_norm, softmax, tree_sum
