@@ -13,14 +13,13 @@ commutes, nor one operand anywhere, whatever rounds. Infinities and NaN are not 
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from moejax.combine.contract import Contract
 from moejax.combine.enumeration import combine_all_orders
 from moejax.combine.orders import class_representatives, MAX_ENUMERATED_TERMS, sample_orders
 from moejax.combine.reduce import check_finite_terms
-from moejax.numerics import backend
+from moejax.numerics import backend, layout
 
 _PRECISION = {"float32": 24, "bfloat16": 8}
 # Exponent of the last bit an accumulator can hold: the subnormal unit.
@@ -37,13 +36,13 @@ def certify(terms, contract: Contract):
   Returns:
     bool [H]. False is no claim.
   """
-  check_finite_terms("certify", terms, allow_nan=True)
+  check_finite_terms("certify", terms, allow_nan=True, batched=False)
   ops = backend.backend(terms)
   operands = contract.round_operand(terms)
   if contract.accumulator == "exact":
     return ops.xp.ones(terms.shape[1:], bool)
-  finite = (ops.bits(operands) & np.uint32(0x7F800000)) != np.uint32(0x7F800000)
-  nonzero = (ops.bits(operands) & np.uint32(0x7FFFFFFF)) != np.uint32(0)
+  finite = (ops.bits(operands) & layout.INFINITY) != layout.INFINITY
+  nonzero = (ops.bits(operands) & layout.MAGNITUDE) != np.uint32(0)
   count = nonzero.sum(axis=0, dtype=np.int32)
   few = count <= (2 if contract.first_pair_commutes else 1)
   return finite.all(axis=0) & (few | _sums_exactly(operands, contract))
@@ -78,7 +77,7 @@ def _sums_exactly(operands, contract):
 def _integers(xp, bits):
   """|x| as an odd significand (0 for zero) times a power of two: int32 [K, H] each."""
   exponent = ((bits >> 23) & np.uint32(0xFF)).astype(np.int32)
-  fraction = (bits & np.uint32(0x7FFFFF)).astype(np.int32)
+  fraction = (bits & layout.FRACTION).astype(np.int32)
   significand = xp.where(exponent > 0, fraction | np.int32(1 << 23), fraction)
   unit = xp.maximum(exponent, np.int32(1)) - np.int32(150)
   for step in (16, 8, 4, 2, 1):  # trailing zeros, by halving
@@ -94,11 +93,12 @@ def exponent_spread_rule(terms, contract: Contract):
 
   For BF16 operands in an FP32 accumulator the bound is 16 − ceil(log2 K). bool [H], NumPy or jax.
   """
+  check_finite_terms("exponent_spread_rule", terms, allow_nan=True, batched=False)
   ops = backend.backend(terms)
   xp = ops.xp
   bits = ops.bits(contract.round_operand(terms))
   exponent = ((bits >> 23) & np.uint32(0xFF)).astype(np.int32)
-  zero = (bits & np.uint32(0x7FFFFFFF)) == np.uint32(0)
+  zero = (bits & layout.MAGNITUDE) == np.uint32(0)
   low = xp.where(zero, np.int32(255), exponent).min(axis=0)
   high = exponent.max(axis=0)
   spread = _PRECISION[contract.accumulator] - _PRECISION[contract.operand]
@@ -117,7 +117,7 @@ def counterexample(
   None is no proof). Of all elements that differ the lowest is returned, with the lowest order that
   departs from the first.
   """
-  terms = jnp.asarray(check_finite_terms("counterexample", terms, allow_nan=False))
+  terms = check_finite_terms("counterexample", terms, allow_nan=False, batched=False)
   open_at = np.flatnonzero(~np.asarray(certify(terms, contract)))
   if open_at.size == 0:
     return None

@@ -16,7 +16,9 @@ import numpy as np
 
 from moejax.combine import orders as orders_lib
 from moejax.combine.contract import Contract
-from moejax.combine.reduce import check_finite_terms, materialise, positive_zero
+from moejax.combine.reduce import check_finite_terms, positive_zero
+from moejax.numerics import layout
+from moejax.numerics.backend import XlaBackend
 from moejax.numerics.exact import exact_sum
 from moejax.numerics.library import native
 
@@ -136,7 +138,7 @@ class StaticOrders:
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def all_orders_xla(terms: jax.Array, orders: StaticOrders, contract: Contract) -> jax.Array:
   """`combine_all_orders` in plain XLA."""
-  operands = contract.round_operand(materialise(terms))
+  operands = contract.round_operand(XlaBackend.fence(terms))  # from a gate product
   if contract.accumulator == "exact":
     total = exact_sum(operands, axis=0)
     return jnp.broadcast_to(total[None], (len(orders.array), *total.shape))
@@ -155,11 +157,11 @@ def fingerprint_xla(sums: jax.Array, reference: jax.Array | None) -> tuple[jax.A
   """Fingerprints and distances of vectors that have been written: [P, H], [H] → [P, 4], [P]."""
   num_orders, width = sums.shape
   bits = lax.bitcast_convert_type(sums, jnp.uint32)
-  bits = jnp.where(_is_nan(bits), jnp.uint32(0x7FC00000), bits)
+  bits = jnp.where(_is_nan(bits), layout.NAN, bits)
   # Tiles of 1024 columns; word j of one holds halves of columns j and j + 512 (kernels/combine.cc).
   bits = jnp.pad(bits, ((0, 0), (0, -width % _TILE))).reshape(num_orders, -1, 2, _TILE // 2)
   left, right = (bits[:, :, side].reshape(num_orders, -1) for side in (0, 1))
-  halves = ((left >> 16) | (right & np.uint32(0xFFFF0000)), _low(left) | (right << 16))
+  halves = ((left >> 16) | (right & layout.HIGH_HALF), _low(left) | (right << 16))
   words = []
   for stream in range(2):
     keyed = jnp.concatenate(
@@ -168,10 +170,10 @@ def fingerprint_xla(sums: jax.Array, reference: jax.Array | None) -> tuple[jax.A
     words.extend(_sum_of_products(keyed[:, 0::2], keyed[:, 1::2]))
   if reference is None:
     return jnp.stack(words, axis=1), jnp.zeros(num_orders, jnp.float32)
-  distance = lax.bitcast_convert_type(sums - reference[None], jnp.uint32) & np.uint32(0x7FFFFFFF)
+  distance = lax.bitcast_convert_type(sums - reference[None], jnp.uint32) & layout.MAGNITUDE
   # Of bits, so that a NaN is larger than anything.
   largest = distance.max(axis=1, initial=np.uint32(0))
-  largest = jnp.where(_is_nan(largest), jnp.uint32(0x7FC00000), largest)
+  largest = jnp.where(_is_nan(largest), layout.NAN, largest)
   return jnp.stack(words, axis=1), lax.bitcast_convert_type(largest, jnp.float32)
 
 
@@ -189,7 +191,7 @@ def nh_keys(width: int, stream: int, half: int) -> np.ndarray:
 
 
 def _is_nan(bits):
-  return (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+  return (bits & layout.MAGNITUDE) > layout.INFINITY
 
 
 def _sum_of_products(x, y):
@@ -234,9 +236,7 @@ def _fingerprints_native(terms, orders, code, reference):
 
 
 def _check(name, terms, contract, orders, allow_nan):
-  terms = check_finite_terms(name, terms, allow_nan)
-  if terms.ndim != 2:
-    raise ValueError(f"{name}: terms must be float32 [K, H], got {terms.shape}.")
+  terms = check_finite_terms(name, terms, allow_nan, batched=False)
   if contract.topology.kind != "sequential":
     raise ValueError(
       f"{name}: shares prefixes of a sequential sum, contract {contract.name} has a "

@@ -16,13 +16,12 @@ import numpy as np
 from moejax.combine.contract import Contract, NUM_CODES
 from moejax.combine.orders import check_orders, check_terms
 from moejax.combine.topology import balanced
-from moejax.numerics import backend, domain
+from moejax.numerics import backend, domain, layout
 from moejax.numerics.bf16 import round_bf16
 from moejax.numerics.exact import exact_sum
 from moejax.numerics.library import native
 
 _EXACT_CODE = 4  # codes from here on have the exact accumulator
-_NEGATIVE_ZERO = np.uint32(0x80000000)
 
 
 def combine(
@@ -46,12 +45,14 @@ def combine(
   Returns:
     float32 [H], accumulator values exactly.
   """
-  terms = check_finite_terms("combine", terms, allow_nan)
+  terms = check_finite_terms("combine", terms, allow_nan, batched=False)
+  order = _int32("combine", "order", order)
   _check_order("combine", order, terms.shape[0])
   if contract.topology.kind == "sequential" or contract.accumulator == "exact":
     code = jnp.int32(contract.code)
-    return combine_rows(terms, jnp.asarray(order, jnp.int32), code, allow_nan=True)
-  operands = contract.round_operand(materialise(terms))
+    return combine_rows(terms, order, code, allow_nan=True)
+  # Terms often come straight from gate · output in the same program; see backend.
+  operands = contract.round_operand(backend.XlaBackend.fence(terms))
   if contract.topology.kind == "tree":
     return _combine_tree(operands[order], contract)
   if ranks is None:
@@ -74,6 +75,9 @@ def combine_rows(
     float32 [*B, H].
   """
   terms = check_finite_terms("combine_rows", terms, allow_nan)
+  orders, codes = (
+    _int32("combine_rows", label, x) for label, x in (("orders", orders), ("codes", codes))
+  )
   lead = terms.shape[:-2]
   if orders.shape != (*lead, terms.shape[-2]) or codes.shape != lead:
     raise ValueError(
@@ -113,7 +117,7 @@ def rows_xla(terms, orders, codes):
 
 def fold_xla(terms: jax.Array, order: jax.Array, code: jax.Array) -> jax.Array:
   """One sequential combine in plain XLA: a loop over the order, for codes of P32, C, A and B."""
-  terms = materialise(terms)
+  terms = backend.XlaBackend.fence(terms)  # from a gate product in the caller's program
   operands = jnp.where(code % 2 == 1, round_bf16(terms), terms)
 
   def add(j, total):
@@ -125,17 +129,10 @@ def fold_xla(terms: jax.Array, order: jax.Array, code: jax.Array) -> jax.Array:
   return positive_zero(total)
 
 
-def materialise(terms: jax.Array) -> jax.Array:
-  """Fences terms that come straight from gate · output in the caller's program."""
-  return backend.XlaBackend.fence(terms)
-
-
 def positive_zero(x: jax.Array) -> jax.Array:
   """x with −0 replaced by +0, by bits: a comparison would flush subnormals."""
   bits = lax.bitcast_convert_type(x, jnp.uint32)
-  return lax.bitcast_convert_type(
-    jnp.where(bits == _NEGATIVE_ZERO, jnp.uint32(0), bits), jnp.float32
-  )
+  return lax.bitcast_convert_type(jnp.where(bits == layout.SIGN, jnp.uint32(0), bits), jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -185,11 +182,14 @@ def _add_tree(tree, leaves, contract):
   return contract.round_accumulator(left + right)
 
 
-def check_finite_terms(name: str, terms, allow_nan: bool) -> jax.Array:
-  """float32 [..., K, H] without NaN as far as that can be seen; refuses with the first index."""
+def check_finite_terms(name: str, terms, allow_nan: bool, *, batched: bool = True) -> jax.Array:
+  """float32 [K, H] (or [*B, K, H]) without NaN as far as that can be seen; else one sentence."""
   dtype, shape = getattr(terms, "dtype", type(terms).__name__), getattr(terms, "shape", ())
-  if dtype != np.float32 or len(shape) < 2:
-    raise TypeError(f"{name}: terms must be float32 [..., K, H], got {dtype} {tuple(shape)}.")
+  fits = len(shape) >= 2 if batched else len(shape) == 2
+  if dtype != np.float32 or not fits:
+    error = ValueError if dtype == np.float32 else TypeError
+    wanted = "[*B, K, H]" if batched else "[K, H]"
+    raise error(f"{name}: terms must be float32 {wanted}, got {dtype} {tuple(shape)}.")
   check_terms(name, shape[-2])
   if not allow_nan and not isinstance(terms, jax.core.Tracer):
     nan = np.isnan(np.asarray(terms))
@@ -199,8 +199,16 @@ def check_finite_terms(name: str, terms, allow_nan: bool) -> jax.Array:
   return jnp.asarray(terms)
 
 
+def _int32(name: str, label: str, x) -> jax.Array:
+  """x as int32 [...]; anything that is not integers is refused."""
+  dtype = getattr(x, "dtype", None) or np.asarray(x).dtype
+  if not np.issubdtype(dtype, np.integer):
+    raise TypeError(f"{name}: {label} must be integers, got {dtype}.")
+  return jnp.asarray(x, jnp.int32)
+
+
 def _check_order(name: str, order, num_terms: int) -> None:
-  if getattr(order, "shape", np.shape(order)) != (num_terms,):
-    raise ValueError(f"{name}: order must have shape ({num_terms},), got {np.shape(order)}.")
+  if order.shape != (num_terms,):
+    raise ValueError(f"{name}: order must have shape ({num_terms},), got {order.shape}.")
   if not isinstance(order, jax.core.Tracer):
     check_orders(name, np.asarray(order)[None])

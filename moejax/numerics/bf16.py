@@ -6,11 +6,8 @@ the same under NumPy, eager XLA, `jit`, `vmap` and `scan`, and subnormals are ke
 
 import numpy as np
 
-from moejax.numerics import backend
+from moejax.numerics import backend, layout
 
-_MAGNITUDE = np.uint32(0x7FFFFFFF)
-_INFINITY = np.uint32(0x7F800000)
-_HIGH_HALF = np.uint32(0xFFFF0000)
 _LOW_HALF = np.uint32(0x0000FFFF)
 _QUIET = np.uint32(0x00400000)
 _NOT_A_DISTANCE = np.uint32(0xFFFFFFFF)
@@ -35,11 +32,11 @@ def round_bf16(x):
   backend.require_float32("round_bf16", x)
   b = backend.backend(x)
   u = b.bits(x)
-  is_nan = (u & _MAGNITUDE) > _INFINITY
+  is_nan = (u & layout.MAGNITUDE) > layout.INFINITY
   # With its low half clear a NaN passes the rounding below unchanged, and no addition wraps around.
-  u = b.xp.where(is_nan, (u | _QUIET) & _HIGH_HALF, u)
+  u = b.xp.where(is_nan, (u | _QUIET) & layout.HIGH_HALF, u)
   ties_to_even = (u >> 16) & 1
-  return b.from_bits((u + 0x7FFF + ties_to_even) & _HIGH_HALF)
+  return b.from_bits((u + 0x7FFF + ties_to_even) & layout.HIGH_HALF)
 
 
 def is_bf16(x):
@@ -89,13 +86,13 @@ def _distance(name, x, y, step_bits):
   is_number = _is_number(u, step_bits) & _is_number(v, step_bits)
   if b is backend.NumpyBackend and not is_number.all():
     raise ValueError(f"{name}: expected {'BF16 values' if step_bits else 'numbers'}, not NaN.")
-  m, n = (u & _MAGNITUDE) >> step_bits, (v & _MAGNITUDE) >> step_bits
+  m, n = (u & layout.MAGNITUDE) >> step_bits, (v & layout.MAGNITUDE) >> step_bits
   # By cases on the signs, so that the unsigned arithmetic neither wraps nor needs a 33rd bit.
-  apart = b.xp.where((u ^ v) > _MAGNITUDE, m + n, b.xp.maximum(m, n) - b.xp.minimum(m, n))
+  apart = b.xp.where((u ^ v) > layout.MAGNITUDE, m + n, b.xp.maximum(m, n) - b.xp.minimum(m, n))
   if b is backend.NumpyBackend:
     return apart.astype(np.int64)
   return b.xp.where(is_number, apart, _NOT_A_DISTANCE)
 
 
 def _is_number(u, step_bits):
-  return ((u & _MAGNITUDE) <= _INFINITY) & ((u & np.uint32((1 << step_bits) - 1)) == 0)
+  return ((u & layout.MAGNITUDE) <= layout.INFINITY) & ((u & np.uint32((1 << step_bits) - 1)) == 0)

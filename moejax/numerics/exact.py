@@ -14,7 +14,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from moejax.numerics import backend
+from moejax.numerics import backend, layout
 
 # A limb receives at most 2^16 - 1 from each term: 2^14 terms and the carries stay far inside int32.
 MAX_TERMS = 2**14
@@ -24,11 +24,6 @@ _LIMB_BITS = 16
 # (253 + 24 + 14 + 1) and 2^-298 for a dot (506 + 48 + 14 + 1).
 _SUM_LIMBS = -(-292 // _LIMB_BITS)
 _DOT_LIMBS = -(-569 // _LIMB_BITS)
-
-_SIGN = np.uint32(0x80000000)
-_MAGNITUDE = np.uint32(0x7FFFFFFF)
-_INFINITY = np.uint32(0x7F800000)
-_NAN = np.uint32(0x7FC00000)
 
 
 def exact_sum(terms, axis: int = 0):
@@ -79,30 +74,30 @@ def exact_dot(a, b, axis: int = -1):
 def _exact_sum(terms, axis):
   b = backend.backend(terms)
   u = b.bits(terms)
-  magnitude = u & _MAGNITUDE
+  magnitude = u & layout.MAGNITUDE
   significand, exponent = _significand_and_exponent(b, magnitude)
-  is_negative = u >= _SIGN
+  is_negative = u >= layout.SIGN
   digits = _accumulate(b, [(significand, exponent)], is_negative, _SUM_LIMBS, axis)
   rounded = _round(b, digits, unit_exponent=0)
-  is_inf, is_nan = magnitude == _INFINITY, magnitude > _INFINITY
+  is_inf, is_nan = magnitude == layout.INFINITY, magnitude > layout.INFINITY
   return b.from_bits(_resolve_specials(rounded, is_inf, is_nan, is_negative, axis, b))
 
 
 def _exact_dot(x, y, axis):
   b = backend.backend(x, y)
   u, v = b.bits(x), b.bits(y)
-  m, n = u & _MAGNITUDE, v & _MAGNITUDE
+  m, n = u & layout.MAGNITUDE, v & layout.MAGNITUDE
   (m_significand, m_exponent), (n_significand, n_exponent) = (
     _significand_and_exponent(b, magnitude) for magnitude in (m, n)
   )
   low, high = _multiply(m_significand, n_significand)
   exponent = m_exponent + n_exponent
-  is_negative = (u ^ v) >= _SIGN
+  is_negative = (u ^ v) >= layout.SIGN
   words = [(low, exponent), (high, exponent + 24)]
   digits = _accumulate(b, words, is_negative, _DOT_LIMBS, axis)
   rounded = _round(b, digits, unit_exponent=-149)
-  is_inf = (m == _INFINITY) | (n == _INFINITY)
-  is_nan = (m > _INFINITY) | (n > _INFINITY) | (is_inf & ((m == 0) | (n == 0)))
+  is_inf = (m == layout.INFINITY) | (n == layout.INFINITY)
+  is_nan = (m > layout.INFINITY) | (n > layout.INFINITY) | (is_inf & ((m == 0) | (n == 0)))
   return b.from_bits(_resolve_specials(rounded, is_inf, is_nan, is_negative, axis, b))
 
 
@@ -194,8 +189,8 @@ def _round(b, digits, unit_exponent):
   round_up = (kept & 1) & (is_inexact | (significand & 1 == 1)).astype(np.uint32)
   # The significand's leading bit adds one to the exponent field, and so does a carry out of it.
   field = (drop[0] + unit_exponent).astype(np.uint32)
-  magnitude = b.xp.minimum((field << 23) + significand + round_up, _INFINITY)
-  return b.xp.where(is_negative, magnitude | _SIGN, magnitude)
+  magnitude = b.xp.minimum((field << 23) + significand + round_up, layout.INFINITY)
+  return b.xp.where(is_negative, magnitude | layout.SIGN, magnitude)
 
 
 def _limb_index(b, limbs):
@@ -215,5 +210,7 @@ def _resolve_specials(rounded, is_inf, is_nan, is_negative, axis, b):
   """Replaces the bits of a finite sum where a term is infinite or NaN."""
   is_plus = (is_inf & ~is_negative).any(axis=axis)
   is_minus = (is_inf & is_negative).any(axis=axis)
-  bits = b.xp.where(is_plus, _INFINITY, b.xp.where(is_minus, _INFINITY | _SIGN, rounded))
-  return b.xp.where(is_nan.any(axis=axis) | (is_plus & is_minus), _NAN, bits)
+  bits = b.xp.where(
+    is_plus, layout.INFINITY, b.xp.where(is_minus, layout.INFINITY | layout.SIGN, rounded)
+  )
+  return b.xp.where(is_nan.any(axis=axis) | (is_plus & is_minus), layout.NAN, bits)

@@ -7,13 +7,7 @@ integer bits: factor, operand or product may be subnormal, and XLA flushes those
 import jax
 import numpy as np
 
-from moejax.numerics import backend
-
-_SIGN = np.uint32(0x80000000)
-_MAGNITUDE = np.uint32(0x7FFFFFFF)
-_FRACTION = np.uint32(0x007FFFFF)
-_INFINITY = np.uint32(0x7F800000)
-_NAN = np.uint32(0x7FC00000)
+from moejax.numerics import backend, layout
 
 # Magnitudes of the eight float4_e2m1fn codes without a sign.
 FP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
@@ -25,7 +19,7 @@ def decode_e8m0(codes):
   b = backend.backend(codes)
   field = codes.astype(np.uint32)
   u = b.xp.where(field == 0, np.uint32(0x00400000), field << 23)
-  return b.from_bits(b.xp.where(field == 255, _NAN, u))
+  return b.from_bits(b.xp.where(field == 255, layout.NAN, u))
 
 
 def decode_fp8(codes):
@@ -40,7 +34,7 @@ def decode_fp8(codes):
   normal = (magnitude << 20) + np.uint32((127 - 7) << 23)
   subnormal = b.bits(magnitude.astype(np.float32) * np.float32(2.0**-9))  # exact
   bits = b.xp.where(magnitude < 8, subnormal, normal)
-  bits = b.xp.where(magnitude == 0x7F, _NAN, bits)
+  bits = b.xp.where(magnitude == 0x7F, layout.NAN, bits)
   return b.from_bits(bits | (u & 0x80) << 24)
 
 
@@ -93,7 +87,7 @@ def scale_by_e8m0(values, scale_codes):
 
 def _scale_by_e8m0(b, values, scale_codes):
   scaled = times_power_of_two(b, values, scale_codes.astype(np.int32) - 127)
-  return b.from_bits(b.xp.where(scale_codes == 255, _NAN, b.bits(scaled)))
+  return b.from_bits(b.xp.where(scale_codes == 255, layout.NAN, b.bits(scaled)))
 
 
 _scale_by_e8m0_xla = jax.jit(_scale_by_e8m0, static_argnums=0)
@@ -170,9 +164,9 @@ def dequantize_fp4(packed, scales, group: int = 32):
 def times_power_of_two(b, x, exponent):
   """x · 2^exponent, x float32 and exponent int32: IEEE multiplication, on integer bits."""
   u = b.bits(x)
-  magnitude = u & _MAGNITUDE
+  magnitude = u & layout.MAGNITUDE
   field = (magnitude >> 23).astype(np.int32)
-  fraction = magnitude & _FRACTION
+  fraction = magnitude & layout.FRACTION
   # Normalised: |x| = significand · 2^(field - 150), with 24 bits in every significand but zero's.
   length = (b.bits(fraction.astype(np.float32)) >> 23).astype(np.int32) - 126
   lift = b.xp.where(field == 0, b.xp.clip(24 - length, 0, 24), 0)
@@ -186,10 +180,10 @@ def times_power_of_two(b, x, exponent):
   round_up = (drop > 0) & ((dropped > half) | ((dropped == half) & (kept & 1 == 1)))
   # The significand's leading bit adds one to the exponent field, and so does a carry out of it.
   below = b.xp.clip(field - 1, 0, 254).astype(np.uint32)
-  scaled = b.xp.minimum((below << 23) + kept + round_up.astype(np.uint32), _INFINITY)
+  scaled = b.xp.minimum((below << 23) + kept + round_up.astype(np.uint32), layout.INFINITY)
   scaled = b.xp.where(significand == 0, np.uint32(0), scaled)
-  scaled = b.xp.where(magnitude == _INFINITY, _INFINITY, scaled) | (u & _SIGN)
-  return b.from_bits(b.xp.where(magnitude > _INFINITY, _NAN, scaled))
+  scaled = b.xp.where(magnitude == layout.INFINITY, layout.INFINITY, scaled) | (u & layout.SIGN)
+  return b.from_bits(b.xp.where(magnitude > layout.INFINITY, layout.NAN, scaled))
 
 
 def _require(name: str, label: str, x, *dtypes) -> None:

@@ -3,13 +3,7 @@
 import jax
 import numpy as np
 
-from moejax.numerics import backend, formats
-
-_SIGN = np.uint32(0x80000000)
-_MAGNITUDE = np.uint32(0x7FFFFFFF)
-_FRACTION = np.uint32(0x007FFFFF)
-_INFINITY = np.uint32(0x7F800000)
-_NAN = np.uint32(0x7FC00000)
+from moejax.numerics import backend, formats, layout
 
 # Floors of the group maximum in DeepSeek's reference code, so that a scale is never zero.
 _QDQ8_FLOOR = np.float32(1e-4)
@@ -143,13 +137,13 @@ def _qdq(name, x, group, floor, top, round_to_format):
 
 def _qdq_groups(b, groups, floor, top, round_to_format):
   # The maximum of the bits: integer order is the order of magnitudes, subnormals included.
-  largest = (b.bits(groups) & _MAGNITUDE).max(axis=-1, keepdims=True)
+  largest = (b.bits(groups) & layout.MAGNITUDE).max(axis=-1, keepdims=True)
   u, t = b.xp.maximum(largest, floor.view(np.uint32)), top.view(np.uint32)
   exponent = (u >> 23).astype(np.int32) - np.int32(t >> 23)
-  exponent = exponent + ((u & _FRACTION) > (t & _FRACTION)).astype(np.int32)
+  exponent = exponent + ((u & layout.FRACTION) > (t & layout.FRACTION)).astype(np.int32)
   rounded = round_to_format(b, formats.times_power_of_two(b, groups, -exponent))
   result = formats.times_power_of_two(b, rounded, exponent)
-  return b.from_bits(b.xp.where(largest >= _INFINITY, _NAN, b.bits(result)))
+  return b.from_bits(b.xp.where(largest >= layout.INFINITY, layout.NAN, b.bits(result)))
 
 
 _qdq_groups_xla = jax.jit(_qdq_groups, static_argnums=(0, 2, 3, 4))
@@ -161,14 +155,14 @@ def _round_e4m3(b, x):
   # Drops 20 of the 23 fraction bits; a carry runs into the exponent field, as it should.
   normal = b.from_bits((u + 0x7FFFF + ((u >> 20) & 1)) & np.uint32(0xFFF00000))
   subnormal = b.rint(x * np.float32(2.0**9)) * np.float32(2.0**-9)
-  return b.xp.where((u & _MAGNITUDE) < np.float32(2.0**-6).view(np.uint32), subnormal, normal)
+  return b.xp.where((u & layout.MAGNITUDE) < np.float32(2.0**-6).view(np.uint32), subnormal, normal)
 
 
 def _round_e2m1_to_even(b, x):
   # Below 0.25 comes code 0, at 0.75 the even code 2, and so on: every second midpoint rounds up.
   m = b.xp.abs(x)
   up = [m > 0.25, m >= 0.75, m > 1.25, m >= 1.75, m > 2.5, m >= 3.5, m > 5]
-  return b.from_bits(b.bits(_fp4_value(b, up)) | (b.bits(x) & _SIGN))
+  return b.from_bits(b.bits(_fp4_value(b, up)) | (b.bits(x) & layout.SIGN))
 
 
 def _round_e2m1_to_zero(b, x):

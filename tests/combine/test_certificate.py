@@ -159,8 +159,11 @@ def test_counterexample_samples_many_terms():
 
 
 def test_bad_terms_get_one_sentence():
-  with pytest.raises(TypeError, match=r"certify: terms must be float32 \[..., K, H\]"):
+  with pytest.raises(ValueError, match=r"certify: terms must be float32 \[K, H\]"):
     combine.certify(np.ones(3, np.float32), combine.C)
+  for function in (combine.certify, combine.exponent_spread_rule, combine.counterexample):
+    with pytest.raises(ValueError, match=r"must be float32 \[K, H\], got float32 \(2, 3, 4\)"):
+      function(np.ones((2, 3, 4), np.float32), combine.C)
   nan = np.full((2, 1), np.nan, np.float32)
   with pytest.raises(ValueError, match=r"counterexample: terms\[0, 0\] is NaN"):
     combine.counterexample(nan, combine.C)

@@ -190,6 +190,23 @@ def test_vmap_over_tokens_and_contracts():
       assert (np.asarray(prints[i]) == np.asarray(single)).all()
 
 
+@pytest.mark.parametrize("contract", [*SCHEMES, combine.EXACT], ids=lambda c: c.name)
+def test_jit_and_scan_give_the_eager_bits(contract):
+  terms = jnp.asarray(np.random.default_rng(4).standard_normal((3, 4, 60)), jnp.float32)
+
+  def both(terms):
+    sums = combine.combine_all_orders(terms, contract)[1]
+    return sums, *combine.all_orders_fingerprints(terms, contract, reference=terms[0])[1:]
+
+  scanned = jax.lax.scan(lambda carry, t: (carry, both(t)), 0, terms)[1]
+  for i in range(3):
+    sums, prints, linf = both(terms[i])
+    for got in (jax.jit(both)(terms[i]), [x[i] for x in scanned]):
+      assert_same_bits(got[0], sums)
+      assert (np.asarray(got[1]) == np.asarray(prints)).all()
+      assert_same_bits(got[2], linf)
+
+
 def test_nan_is_refused_with_its_index_or_let_through():
   terms = np.ones((3, 4), np.float32)
   terms[2, 1] = np.nan

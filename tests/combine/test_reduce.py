@@ -289,13 +289,13 @@ def pair_up(column, rounded):
   [
     (
       dict(terms=np.ones(4, np.float32)),
-      TypeError,
-      r"terms must be float32 \[..., K, H\], got float32 \(4,\)",
+      ValueError,
+      r"terms must be float32 \[K, H\], got float32 \(4,\)",
     ),
     (dict(terms=np.ones((3, 4))), TypeError, "terms must be float32 .*, got float64"),
     (dict(order=[0, 1, 1]), ValueError, r"order 0, \[0, 1, 1\], is not a permutation of 0 .. 2"),
     (dict(order=[0, 1]), ValueError, r"order must have shape \(3,\), got \(2,\)"),
-    (dict(order=[0.0, 1.0, 2.0]), ValueError, "orders must be integers"),
+    (dict(order=[0.0, 1.0, 2.0]), TypeError, "combine: order must be integers, got float64"),
     (
       dict(terms=np.ones((17, 4), np.float32), order=range(17)),
       ValueError,
@@ -330,6 +330,10 @@ def test_bad_codes_and_shapes_of_rows():
     combine.combine_rows(terms, orders, jnp.array([0, 6], jnp.int32))
   with pytest.raises(ValueError, match=r"combine_rows: terms .* want orders"):
     combine.combine_rows(terms, orders[0], jnp.array([0, 1], jnp.int32))
+  with pytest.raises(TypeError, match="combine_rows: codes must be integers, got float32"):
+    combine.combine_rows(terms, orders, jnp.zeros(2, jnp.float32))
+  with pytest.raises(TypeError, match="combine_rows: orders must be integers, got float32"):
+    jax.jit(combine.combine_rows)(terms, orders.astype(jnp.float32), jnp.zeros(2, jnp.int32))
   # Inside jit only the kernel can see them.
   for given, codes, sentence in (
     (orders.at[0, 0].set(3), jnp.zeros(2, jnp.int32), "an order names term 3 of 3"),

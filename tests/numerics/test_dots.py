@@ -215,6 +215,34 @@ def test_grouped_dot_under_vmap():
     assert_same_bits(per_lane_w[lane], lanes[lane])
 
 
+def test_the_other_dots_called_every_way():
+  rng = np.random.default_rng(10)
+  keys, values, lengths = bf16(rng, 4, 9, 20), bf16(rng, 4, 9, 7), jnp.array([[9], [0], [4], [1]])
+  x, experts = bf16(rng, 4, 6, 20), bf16(rng, 3, 20, 8)
+  ids = jnp.asarray(rng.integers(-1, 3, (4, 6, 2)), jnp.int32)
+  f32_rows, f32_w = f32(rng, 4, 5, 20), f32(rng, 20, 7)
+  lengths = lengths.astype(jnp.int32)
+
+  def every_dot(query, key, value, length, x, ids, row):
+    return (
+      numerics.batched_dot(query, key, length, transposed=True),
+      numerics.batched_dot(query[:, :9], value, length),
+      numerics.grouped_dot(x, experts, ids),
+      numerics.dot_f32(row, f32_w),
+    )
+
+  lanes = (bf16(rng, 4, 1, 20), keys, values, lengths, x, ids, f32_rows)
+  eager = [every_dot(*(lane[i] for lane in lanes)) for i in range(4)]
+  expected = [np.stack(parts) for parts in zip(*eager)]
+  scanned = lax.scan(lambda carry, lane: (carry, every_dot(*lane)), 0, lanes)[1]
+  mapped = lax.map(lambda lane: every_dot(*lane), lanes)
+  for got in (jax.vmap(every_dot)(*lanes), jax.jit(jax.vmap(every_dot))(*lanes), scanned, mapped):
+    for out, want in zip(got, expected):
+      assert_same_bits(out, want)
+  for i in range(4):
+    assert_same_bits(expected[3][i], oracles.dot(f32_rows[i], f32_w))
+
+
 def test_sharded_rows_keep_their_bits():
   code = """
 import os
