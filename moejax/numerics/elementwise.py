@@ -79,7 +79,7 @@ def exp(x):
 
   +0 below -87, so that a masked -inf contributes an exact zero; inf above 88.7228.
   """
-  backend.require_float32("x", x)
+  backend.require_float32("exp", x)
   b = backend.backend(x)
   xp = b.xp
   # Selects rather than minimum and maximum: a NaN must not reach the conversion to an integer.
@@ -100,7 +100,7 @@ def log(x):
 
   -inf for zeros of either sign and for subnormal numbers, which count as zero; NaN below zero.
   """
-  backend.require_float32("x", x)
+  backend.require_float32("log", x)
   b = backend.backend(x)
   xp = b.xp
   ordinary = (x >= _MIN_NORMAL) & (x < _INF)
@@ -113,7 +113,7 @@ def log(x):
 
 def log1p(x):
   """log(1 + x), at most 0.9 ulp off; +0 for zeros of either sign, -inf at -1 and NaN below."""
-  backend.require_float32("x", x)
+  backend.require_float32("log1p", x)
   b = backend.backend(x)
   xp = b.xp
   ordinary = (x > -_ONE) & (x < _INF)
@@ -137,14 +137,14 @@ def _logistic_parts(b, x):
 
 def sigmoid(x):
   """1 / (1 + e^-x), at most 2.5 ulp off; +0 below -87."""
-  backend.require_float32("x", x)
+  backend.require_float32("sigmoid", x)
   numerator, denominator = _logistic_parts(backend.backend(x), x)
   return numerator / denominator
 
 
 def silu(x):
   """x · sigmoid(x), at most 3.2 ulp off; -0 below -87 and at -inf, where the limit is zero."""
-  backend.require_float32("x", x)
+  backend.require_float32("silu", x)
   b = backend.backend(x)
   numerator, denominator = _logistic_parts(b, x)
   # -inf · 0 would be NaN.
@@ -154,7 +154,7 @@ def silu(x):
 
 def softplus(x):
   """log(1 + e^x), at most 1.7 ulp off; +0 below -87."""
-  backend.require_float32("x", x)
+  backend.require_float32("softplus", x)
   xp = backend.backend(x).xp
   return xp.where(x > _ZERO, x, _ZERO) + log1p(exp(-xp.abs(x)))
 
@@ -165,7 +165,7 @@ def sqrt_softplus(x):
   Far below zero softplus is e^x, which leaves the normal numbers long before its root does: there
   the root is taken in the exponent.
   """
-  backend.require_float32("x", x)
+  backend.require_float32("sqrt_softplus", x)
   xp = backend.backend(x).xp
   # At -20 the two differ by e^x / 4 = 2^-31 in relative terms.
   return xp.where(x < np.float32(-20.0), exp(x * _HALF), xp.sqrt(softplus(x)))

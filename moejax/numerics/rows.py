@@ -33,7 +33,7 @@ def tree_sum(x, *, keepdims=False):
   At most n u Σ|x| off.  A zero sum is +0, whatever the signs, so that zeros at the end of a row
   never show.  Inexact products must be fenced by the caller.
   """
-  _require_rows("x", x)
+  _require_rows("tree_sum", x)
   if domain.checking():
     x = domain.check_rows("tree_sum", x)
   total = _tree_sum(x)
@@ -67,7 +67,7 @@ def softmax(x):
   or x is more than 87 below the maximum.  Padding a row with -inf changes no bit and yields +0
   there.  A row without a finite maximum (all -inf, or a +inf or NaN somewhere) is NaN everywhere.
   """
-  _require_rows("x", x)
+  _require_rows("softmax", x)
   b = backend.backend(x)
   shifted, _ = _shifted(b.xp, x, _NAN)
   e = elementwise.exp(shifted)
@@ -82,7 +82,7 @@ def logsumexp(x, *, keepdims=False):
   At most (n + 4) u off, relative to the result or to 1 if that is smaller.  -inf for a row of -inf,
   which is the logarithm of an empty sum; +inf for a row with a +inf.
   """
-  _require_rows("x", x)
+  _require_rows("logsumexp", x)
   xp = backend.backend(x).xp
   shifted, shift = _shifted(xp, x, _ZERO)
   total = elementwise.log(_tree_sum(elementwise.exp(shifted))) + shift
@@ -95,7 +95,7 @@ def log_softmax(x):
   At most (n + 4) u off, relative to the result or to 1 if that is smaller.  -inf where x is; NaN
   everywhere in a row without a finite maximum, as for `softmax`.
   """
-  _require_rows("x", x)
+  _require_rows("log_softmax", x)
   xp = backend.backend(x).xp
   shifted, _ = _shifted(xp, x, _NAN)
   return shifted - elementwise.log(_tree_sum(elementwise.exp(shifted)))
@@ -113,7 +113,7 @@ def rms_norm(x, weight=None, *, eps):
     float32 [..., N], at most (n / 2 + 5) u off in relative terms.  With a weight it ends in a
     product: fence it before adding to it.
   """
-  _require_rows("x", x)
+  _require_rows("rms_norm", x)
   b = backend.backend(x)
   xp = b.xp
   # Outside the domain check: eps swallows the squares that XLA flushes.
@@ -122,5 +122,5 @@ def rms_norm(x, weight=None, *, eps):
   normed = b.divide(x, xp.sqrt(mean + np.float32(eps)))
   if weight is None:
     return normed
-  backend.require_float32("weight", weight)
+  backend.require_float32("rms_norm: weight", weight)
   return normed * xp.broadcast_to(weight, x.shape)
