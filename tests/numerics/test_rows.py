@@ -299,5 +299,5 @@ def test_bad_input_is_refused(function):
 
 
 def test_a_bad_weight_is_refused():
-  with pytest.raises(TypeError, match="^rms_norm: weight: expected a float32 array"):
+  with pytest.raises(TypeError, match=r"^rms_norm: weight: expected a float32 array"):
     rows.rms_norm(np.ones((2, 3), np.float32), np.ones(3), eps=EPS)
