@@ -12,6 +12,7 @@ The other fields say where the gate is multiplied, which order is the native one
 meet and how a shared expert joins; a runtime's own behaviour is such a record with all of them set.
 """
 
+from collections.abc import Callable
 import dataclasses
 
 import jax
@@ -116,20 +117,27 @@ def named(name: str) -> Contract:
   return SCHEMES[name]
 
 
-def merge_shared(routed: jax.Array, shared: jax.Array | None, contract: Contract) -> jax.Array:
+def merge_shared(
+  routed: jax.Array,
+  shared: jax.Array | None,
+  contract: Contract,
+  *,
+  rounding: Callable[[jax.Array], jax.Array] = round_bf16,
+) -> jax.Array:
   """Adds the shared expert's output to a routed sum and rounds as the contract says.
 
   Args:
     routed: float32 [..., H], accumulator values from `combine`.
     shared: float32 [..., H] of BF16 values, or None for a family without a shared expert.
     contract: shared_merge and output are used.
+    rounding: what rounds to BF16; a differentiable stand-in, or none, for other arithmetics.
 
   Returns:
     float32 [..., H], BF16 values if the contract's output is bfloat16.
   """
-  out = round_bf16 if contract.output == "bfloat16" else jnp.asarray
+  out = rounding if contract.output == "bfloat16" else jnp.asarray
   if shared is None:
     return out(routed)
   if contract.shared_merge == "rounded":
-    routed = round_bf16(routed)
+    routed = rounding(routed)
   return out(routed + shared)

@@ -20,9 +20,8 @@ from moejax.combine.reduce import check_finite_terms, positive_zero
 from moejax.numerics import layout
 from moejax.numerics.backend import XlaBackend
 from moejax.numerics.exact import exact_sum
+from moejax.numerics.fingerprint import fingerprint
 from moejax.numerics.library import native
-
-_TILE = 1024  # columns that a fingerprint packs together
 
 
 def combine_all_orders(
@@ -155,67 +154,14 @@ def all_orders_xla(terms: jax.Array, orders: StaticOrders, contract: Contract) -
 @jax.jit
 def fingerprint_xla(sums: jax.Array, reference: jax.Array | None) -> tuple[jax.Array, jax.Array]:
   """Fingerprints and distances of vectors that have been written: [P, H], [H] → [P, 4], [P]."""
-  num_orders, width = sums.shape
-  bits = lax.bitcast_convert_type(sums, jnp.uint32)
-  bits = jnp.where(_is_nan(bits), layout.NAN, bits)
-  # Tiles of 1024 columns; word j of one holds halves of columns j and j + 512 (kernels/combine.cc).
-  bits = jnp.pad(bits, ((0, 0), (0, -width % _TILE))).reshape(num_orders, -1, 2, _TILE // 2)
-  left, right = (bits[:, :, side].reshape(num_orders, -1) for side in (0, 1))
-  halves = ((left >> 16) | (right & layout.HIGH_HALF), _low(left) | (right << 16))
-  words = []
-  for stream in range(2):
-    keyed = jnp.concatenate(
-      [half + nh_keys(width, stream, at)[None] for at, half in enumerate(halves)], axis=1
-    )
-    words.extend(_sum_of_products(keyed[:, 0::2], keyed[:, 1::2]))
+  prints = fingerprint(sums)
   if reference is None:
-    return jnp.stack(words, axis=1), jnp.zeros(num_orders, jnp.float32)
+    return prints, jnp.zeros(sums.shape[0], jnp.float32)
   distance = lax.bitcast_convert_type(sums - reference[None], jnp.uint32) & layout.MAGNITUDE
   # Of bits, so that a NaN is larger than anything.
   largest = distance.max(axis=1, initial=np.uint32(0))
-  largest = jnp.where(_is_nan(largest), layout.NAN, largest)
-  return jnp.stack(words, axis=1), lax.bitcast_convert_type(largest, jnp.float32)
-
-
-def nh_keys(width: int, stream: int, half: int) -> np.ndarray:
-  """NH key of each word of a vector, by position: uint32; 0 where a pair of words has no column."""
-  tiles = -(-width // _TILE)
-  word = np.arange(tiles * _TILE // 2, dtype=np.uint32)
-  column = word // np.uint32(_TILE // 2) * np.uint32(_TILE) + word % np.uint32(_TILE // 2)
-  pair = column // np.uint32(2) * np.uint32(2)
-  # The finaliser of MurmurHash3 over a counter.
-  x = np.uint32(4) * word + np.uint32(2 * half + stream + 1)
-  x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
-  x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
-  return np.where(pair < width, x ^ (x >> 16), np.uint32(0))
-
-
-def _is_nan(bits):
-  return (bits & layout.MAGNITUDE) > layout.INFINITY
-
-
-def _sum_of_products(x, y):
-  """Σ x·y over the last axis mod 2^64, from uint32, as low and high words; up to 65,536 pairs."""
-  # Four 32-bit partial products at 2^0, 2^16, 2^16, 2^32, each summed as 16-bit halves.
-  places = [jnp.zeros(x.shape[:-1], jnp.uint32) for _ in range(4)]
-  for shift, product in (
-    (0, _low(x) * _low(y)),
-    (1, _low(x) * (y >> 16)),
-    (1, (x >> 16) * _low(y)),
-    (2, (x >> 16) * (y >> 16)),
-  ):
-    for place, half in ((shift, _low(product)), (shift + 1, product >> 16)):
-      total = half.sum(axis=-1, dtype=jnp.uint32)
-      places[place] += _low(total)
-      if place < 3:
-        places[place + 1] += total >> 16
-  for i in range(3):
-    places[i + 1] += places[i] >> 16
-  return _low(places[0]) | places[1] << 16, _low(places[2]) | places[3] << 16
-
-
-def _low(words):
-  return words & np.uint32(0xFFFF)
+  largest = jnp.where(largest > layout.INFINITY, layout.NAN, largest)
+  return prints, lax.bitcast_convert_type(largest, jnp.float32)
 
 
 @jax.jit

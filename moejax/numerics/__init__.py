@@ -14,6 +14,7 @@ from moejax.numerics.elementwise import (
 )
 from moejax.numerics.environment import Environment, probe_environment
 from moejax.numerics.exact import exact_dot, exact_sum
+from moejax.numerics.fingerprint import fingerprint
 from moejax.numerics.formats import (
   decode_e8m0,
   decode_fp4,
@@ -26,4 +27,11 @@ from moejax.numerics.formats import (
 from moejax.numerics.library import KernelLibrary, native, StaleKernelsError
 from moejax.numerics.quantize import fake_quantize, qdq_fp4, qdq_fp8
 from moejax.numerics.rope import inverse_frequencies, rope_tables, rotate_half, rotate_interleaved
-from moejax.numerics.rows import log_softmax, logsumexp, rms_norm, softmax, tree_sum
+from moejax.numerics.rows import (
+  log_softmax,
+  logsumexp,
+  rms_norm,
+  root_mean_square,
+  softmax,
+  tree_sum,
+)

@@ -115,12 +115,18 @@ def rms_norm(x, weight=None, *, eps):
   """
   _require_rows("rms_norm", x)
   b = backend.backend(x)
-  xp = b.xp
-  # Outside the domain check: eps swallows the squares that XLA flushes.
-  sum_of_squares = _tree_sum(b.fence(x * x))
-  mean = b.divide(sum_of_squares, np.float32(x.shape[-1]))
-  normed = b.divide(x, xp.sqrt(mean + np.float32(eps)))
+  normed = b.divide(x, root_mean_square(x, eps=eps))
   if weight is None:
     return normed
   backend.require_float32("rms_norm: weight", weight)
-  return normed * xp.broadcast_to(weight, x.shape)
+  return normed * b.xp.broadcast_to(weight, x.shape)
+
+
+def root_mean_square(x, *, eps):
+  """√(mean(x²) + eps) over the last axis: float32 [..., N] → [..., 1].  See `rms_norm`."""
+  _require_rows("root_mean_square", x)
+  b = backend.backend(x)
+  # Outside the domain check: eps swallows the squares that XLA flushes.
+  sum_of_squares = _tree_sum(b.fence(x * x))
+  mean = b.divide(sum_of_squares, np.float32(x.shape[-1]))
+  return b.xp.sqrt(mean + np.float32(eps))
