@@ -1,0 +1,274 @@
+"""What is asked of one forward pass: arrays that change its values, and static choices.
+
+`Execution` is a pytree of arrays, so that `vmap`, `jit` and stacking work over every part of it and
+a sweep is a stack of executions. `Mode` holds what must be static; `Taps` says what to return. The
+defaults are the native run in canonical arithmetic with nothing traced.
+
+Indices: L decoder layers (dense ones included, their entries unused), B rows, T tokens of the call,
+K selected experts, E experts, D hidden size.
+"""
+
+import dataclasses
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from moejax.combine.contract import NUM_CODES
+
+_MODES = {
+  "arithmetic": ("canonical", "fast"),
+  "rounding": ("reference", "hf", "float32"),
+  "contract": ("native", "eager"),
+  "activations": ("none", "qdq", "int8"),
+  "router_dtype": (None, "float32", "bfloat16"),
+  "kv_bits": (None, 2, 3, 4, 5, 6, 7, 8),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mode:
+  """The static choices of a run, named in its record.
+
+  Attributes:
+    arithmetic: "canonical", whose bits do not depend on batch, chunking, threads or machine; or
+      "fast", plain XLA, differentiable.
+    rounding: where values are rounded to BF16: as the family's "reference" code does, as "hf"
+      (transformers) does where that is another place, or nowhere ("float32", fast only).
+    contract: the family's "native" expert contract, or that of transformers' "eager" experts.
+    kv_bits: bits of the simulated KV quantiser, or None.
+    activations: simulated quantisation of the inputs of linear layers: "none"; "qdq", DeepSeek's
+      FP8 and FP4 (DeepSeek-V4 only); "int8", symmetric per token.
+    router_dtype: dtype of the router logits; None is the family's own.
+  """
+
+  arithmetic: str = "canonical"
+  rounding: str = "reference"
+  contract: str = "native"
+  kv_bits: int | None = None
+  activations: str = "none"
+  router_dtype: str | None = None
+
+  def __post_init__(self):
+    for field, choices in _MODES.items():
+      if getattr(self, field) not in choices:
+        wanted = ", ".join(map(str, choices))
+        raise ValueError(f"mode: {field} must be one of {wanted}, got {getattr(self, field)!r}.")
+    if self.rounding == "float32" and self.arithmetic == "canonical":
+      raise ValueError("mode: float32 rounding needs fast arithmetic; canonical dots are BF16.")
+
+  @property
+  def dtype(self):
+    """Of what a cache keeps where the model's values are BF16."""
+    return jnp.float32 if self.rounding == "float32" else jnp.bfloat16
+
+
+@dataclasses.dataclass(frozen=True)
+class Taps:
+  """What a forward pass returns beside logits and state; the rest costs nothing.
+
+  Each is one array of the trace, with leading axes [L, B, T]; zero (ids: -1) at dense layers.
+
+  Attributes:
+    router_logits: float32 [E], in the router's dtype, before any score function.
+    ids: int32 [K] selected experts, ascending; -1 for a padding token.
+    weights: float32 [K], gates by ascending id.
+    slots: int32 [K], the router's order: entry j is the position in `ids` of slot j.
+    margins: float32, weakest selected minus strongest unselected (logit; DeepSeek-V4: biased
+      score). NaN where a table decides.
+    ties: bool, whether the last selected and the first unselected score are equal.
+    terms: float32 [K, D], gates inside, by ascending id.
+    routed: float32 [D], the accumulator before the shared merge.
+    shared: float32 [D], the shared expert's output as it is merged.
+    combined: float32 [D], the output of the MoE layer.
+    post_block: float32 [D], or [hc, D] for hyper-connected streams: the state after the block.
+    block_fingerprints: uint32 [4] of `post_block` (`numerics.fingerprint`).
+    state_fingerprints: uint32 [4] of the layer's persistent state after the call, [L, B, 4].
+    nan_experts: int32, the lowest selected expert with a NaN in its term, or -1.
+    logits: "all" positions, or the "last" token of each row only.
+  """
+
+  router_logits: bool = False
+  ids: bool = False
+  weights: bool = False
+  slots: bool = False
+  margins: bool = False
+  ties: bool = False
+  terms: bool = False
+  routed: bool = False
+  shared: bool = False
+  combined: bool = False
+  post_block: bool = False
+  block_fingerprints: bool = False
+  state_fingerprints: bool = False
+  nan_experts: bool = False
+  logits: str = "all"
+
+  def __post_init__(self):
+    if self.logits not in ("all", "last"):
+      raise ValueError(f'taps: logits must be "all" or "last", got {self.logits!r}.')
+
+  @classmethod
+  def routes(cls, **more) -> "Taps":
+    """Everything about routing: logits, ids, weights, slots, margins and ties."""
+    names = ("router_logits", "ids", "weights", "slots", "margins", "ties")
+    return cls(**dict.fromkeys(names, True), **more)
+
+  def select(self, values: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The entries that were asked for."""
+    return {name: value for name, value in values.items() if getattr(self, name)}
+
+
+@struct.dataclass
+class Pins:
+  """Routes to use instead of the router's own, where the mask is true.
+
+  Attributes:
+    ids: int32, broadcastable to [L, B, T, K], ascending.
+    weights: float32 like ids, used verbatim.
+    slots: int32 like ids, as in `Taps.slots`.
+    mask: bool, broadcastable to [L, B, T].
+  """
+
+  ids: jax.Array
+  weights: jax.Array
+  slots: jax.Array
+  mask: jax.Array
+
+  @classmethod
+  def from_trace(cls, trace: dict[str, jax.Array], mask=True) -> "Pins":
+    """Pins every token of a traced run (taps ids, weights, slots) to its routes."""
+    return cls(trace["ids"], trace["weights"], trace["slots"], jnp.asarray(mask, bool))
+
+
+@struct.dataclass
+class Delta:
+  """A change of the state after one block at one position.
+
+  Attributes:
+    layer: int32 scalar.
+    position: int32 scalar, absolute.
+    value: broadcastable to [B, D] ([B, hc, D] for streams). float32 is added, and -0.0 changes
+      nothing; uint32 is XORed with the float32 bits, which is exact for every pattern.
+  """
+
+  layer: jax.Array
+  position: jax.Array
+  value: jax.Array
+
+
+@struct.dataclass
+class Execution:
+  """The arrays of one run; None is the native behaviour.
+
+  Attributes:
+    codes: int32, broadcastable to [L, B, T], of `Contract.code`; -1 is native.
+    orders: int32, broadcastable to [L, B, T, K], permutations of the terms by ascending id; a row
+      that starts with -1 is native.
+    pins: routes.
+    delta: endpoint delta.
+    kv_strength: float32, broadcastable to [L, B, T], of the KV quantiser of the mode.
+    activation_strength: the same for activations.
+    expert_mask: bool, broadcastable to [L, B, T, E]; an expert whose entry is false is not chosen.
+  """
+
+  codes: jax.Array | None = None
+  orders: jax.Array | None = None
+  pins: Pins | None = None
+  delta: Delta | None = None
+  kv_strength: jax.Array | None = None
+  activation_strength: jax.Array | None = None
+  expert_mask: jax.Array | None = None
+
+  def at_layer(self, layer: int, shape: tuple[int, int, int], top_k: int, num_experts: int):
+    """The same record for one layer, leading axes broadcast to [B, T]. shape is (L, B, T)."""
+
+    def rows(x, *tail, dtype):
+      if x is None:
+        return None
+      x = jnp.asarray(x)
+      if x.dtype != dtype:
+        raise TypeError(f"execution: expected {jnp.dtype(dtype).name}, got {x.dtype}.")
+      return jnp.broadcast_to(x, (*shape, *tail))[layer]
+
+    pins = self.pins and Pins(
+      ids=rows(self.pins.ids, top_k, dtype=jnp.int32),
+      weights=rows(self.pins.weights, top_k, dtype=jnp.float32),
+      slots=rows(self.pins.slots, top_k, dtype=jnp.int32),
+      mask=rows(self.pins.mask, dtype=bool),
+    )
+    return self.replace(
+      codes=rows(self.codes, dtype=jnp.int32),
+      orders=rows(self.orders, top_k, dtype=jnp.int32),
+      pins=pins,
+      kv_strength=rows(self.kv_strength, dtype=jnp.float32),
+      activation_strength=rows(self.activation_strength, dtype=jnp.float32),
+      expert_mask=rows(self.expert_mask, num_experts, dtype=bool),
+    )
+
+  def take_tokens(self, index: np.ndarray) -> "Execution":
+    """The record for some of the tokens it was made for, by index [n]; axes of 1 stay."""
+
+    def cut(x, tail):
+      axis = np.ndim(x) - 1 - tail
+      if x is None or axis < 0 or x.shape[axis] == 1:
+        return x
+      if x.shape[axis] <= index.max():
+        raise ValueError(f"execution: made for {x.shape[axis]} tokens, run on {index.max() + 1}.")
+      return jnp.take(jnp.asarray(x), index, axis=axis)
+
+    pins = self.pins and Pins(
+      *(cut(x, 1) for x in (self.pins.ids, self.pins.weights, self.pins.slots)),
+      mask=cut(self.pins.mask, 0),
+    )
+    return self.replace(
+      codes=cut(self.codes, 0),
+      orders=cut(self.orders, 1),
+      pins=pins,
+      kv_strength=cut(self.kv_strength, 0),
+      activation_strength=cut(self.activation_strength, 0),
+      expert_mask=cut(self.expert_mask, 1),
+    )
+
+  def rows_alike(self) -> bool:
+    """Whether no part has a batch axis, so that equal prompts run alike."""
+
+    def alike(x, tail):
+      axis = np.ndim(x) - 2 - tail
+      return x is None or axis < 0 or x.shape[axis] == 1
+
+    pins, delta = self.pins, self.delta
+    whole = [self.codes, self.kv_strength, self.activation_strength, pins and pins.mask]
+    by_expert = [self.orders, self.expert_mask]
+    by_expert += [pins.ids, pins.weights, pins.slots] if pins else []
+    same_delta = delta is None or np.ndim(delta.value) < 2 or delta.value.shape[0] == 1
+    return same_delta and all(alike(x, 0) for x in whole) and all(alike(x, 1) for x in by_expert)
+
+  def check(self, top_k: int, num_experts: int) -> None:
+    """Refuses what can be seen to be wrong in concrete arrays; traced ones are passed."""
+
+    def concrete(x):
+      return None if x is None or isinstance(x, jax.core.Tracer) else np.asarray(x)
+
+    codes, orders = concrete(self.codes), concrete(self.orders)
+    if codes is not None and ((codes < -1) | (codes >= NUM_CODES)).any():
+      raise ValueError(f"execution: a contract code is outside -1 .. {NUM_CODES - 1}.")
+    if orders is not None:
+      given = orders[orders[..., 0] != -1]
+      if (np.sort(given, axis=-1) != np.arange(given.shape[-1])).any():
+        raise ValueError(f"execution: an order is not a permutation of 0 .. {top_k - 1}, nor -1.")
+    if self.pins is not None:
+      ids = concrete(self.pins.ids)
+      if ids is not None and ((ids < -1) | (ids >= num_experts)).any():
+        raise ValueError(f"execution: a pinned id is outside 0 .. {num_experts - 1}.")
+    mask = concrete(self.expert_mask)
+    if mask is not None:
+      left = np.broadcast_to(mask, (*mask.shape[:-1], num_experts)).sum(axis=-1).min()
+      if left < top_k:
+        raise ValueError(f"execution: expert_mask leaves {left} experts, fewer than {top_k}.")
+
+
+DEFAULT = Mode()
+NOTHING = Taps()
+NATIVE = Execution()

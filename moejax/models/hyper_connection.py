@@ -1,0 +1,114 @@
+"""Manifold-constrained hyper-connections (mHC) of DeepSeek-V4: several residual streams, mixed.
+
+Before a branch the streams X [B, T, n, D] collapse into its input; after it, its output and the
+mixed streams make the new ones. The mixing matrix is made doubly stochastic by Sinkhorn steps.
+"""
+
+from flax import linen as nn
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from moejax.models.config import Config
+from moejax.models.run import Run
+
+
+def mixes(run: Run, streams, fn, eps: float):
+  """The weights' logits: streams [B, T, n, D] · fn [n · D, M], over the streams' rms → [B, T, M].
+
+  DeepSeek divides after the product, transformers before it.
+  """
+  flat = streams.reshape(*streams.shape[:2], -1)
+  if run.mode.rounding == "reference":
+    return run.ops.divide(run.ops.matmul_f32(flat, fn), run.ops.root_mean_square(flat, eps))
+  return run.ops.matmul_f32(run.ops.normalize(flat, eps), fn)
+
+
+def affine(run: Run, x, scale, base):
+  """x · scale + base, x [B, T, M], base [M]."""
+  scaled = run.ops.multiply(x, jnp.broadcast_to(scale, x.shape))
+  return scaled + jnp.broadcast_to(base, x.shape)
+
+
+def weighted_sum(run: Run, streams, weights):
+  """Σ_i weights_i · stream_i in float32, ascending: [B, T, n, D], [B, T, n, *M] → [B, T, *M, D]."""
+  total = None
+  for i in range(streams.shape[2]):
+    weight = weights[:, :, i][..., None]
+    stream = streams[:, :, i].reshape(*streams.shape[:2], *[1] * (weight.ndim - 3), -1)
+    shape = (*weight.shape[:-1], stream.shape[-1])
+    term = run.ops.multiply(jnp.broadcast_to(weight, shape), jnp.broadcast_to(stream, shape))
+    total = term if total is None else total + term
+  return total
+
+
+def sinkhorn(run: Run, logits, iterations: int, eps: float):
+  """Row softmax, then alternate normalisation ending on columns: [B, T, n, n] (source, dest)."""
+
+  def over_dest(c):
+    return run.ops.divide(c, (run.ops.sum(c) + np.float32(eps))[..., None])
+
+  def over_source(c):
+    return jnp.swapaxes(over_dest(jnp.swapaxes(c, -1, -2)), -1, -2)
+
+  c = over_source(run.ops.softmax(logits) + np.float32(eps))
+  # A loop, not unrolled: twenty copies of this are slow to compile.
+  return lax.fori_loop(0, iterations - 1, lambda _, c: over_source(over_dest(c)), c)
+
+
+class HyperConnection(nn.Module):
+  """Weights of one site: streams → (input of the branch [B, T, D], `expand` arguments)."""
+
+  config: Config
+
+  @nn.compact
+  def __call__(self, run: Run, streams):
+    c, n = self.config, self.config.hc_mult
+    fn = self.param("fn", nn.initializers.normal(0.02), (n * c.hidden_size, (2 + n) * n))
+    base = self.param("base", nn.initializers.zeros, ((2 + n) * n,))
+    scale = self.param("scale", nn.initializers.ones, (3,))
+    m = mixes(run, streams, fn, c.rms_norm_eps)
+    parts = (m[..., :n], m[..., n : 2 * n], m[..., 2 * n :])
+    bases = (base[:n], base[n : 2 * n], base[2 * n :])
+    pre, post, comb = (affine(run, x, scale[i], b) for i, (x, b) in enumerate(zip(parts, bases)))
+    pre = run.ops.sigmoid(pre) + np.float32(c.hc_eps)
+    post = np.float32(2) * run.ops.sigmoid(post)
+    comb = sinkhorn(run, comb.reshape(*comb.shape[:2], n, n), c.hc_iterations, c.hc_eps)
+    return run.ops.round(weighted_sum(run, streams, pre)), (post, comb)
+
+
+def expand(run: Run, streams, branch, weights):
+  """The new streams: X'_j = post_j · branch + Σ_i comb_ij X_i, rounded once (transformers: thrice).
+
+  Args:
+    streams: [B, T, n, D].
+    branch: [B, T, D].
+    weights: of `HyperConnection`.
+
+  Returns:
+    float32 [B, T, n, D] of BF16 values.
+  """
+  post, comb = weights
+  ops, hf = run.ops, run.mode.rounding != "reference"
+  r = ops.round if hf else lambda x: x
+  post, comb = r(post)[..., None], r(comb)
+  own = r(ops.multiply(*(jnp.broadcast_to(x, streams.shape) for x in (post, branch[:, :, None]))))
+  streams = ops.round(own + r(weighted_sum(run, streams, comb)))
+  # Without the hold XLA fuses through the streams, and compile time grows exponentially with depth.
+  return ops.hold(streams)
+
+
+class HyperHead(nn.Module):
+  """The final collapse of the streams: [B, T, n, D] → [B, T, D]."""
+
+  config: Config
+
+  @nn.compact
+  def __call__(self, run: Run, streams):
+    c, n = self.config, self.config.hc_mult
+    fn = self.param("fn", nn.initializers.normal(0.02), (n * c.hidden_size, n))
+    base = self.param("base", nn.initializers.zeros, (n,))
+    scale = self.param("scale", nn.initializers.ones, (1,))
+    m = affine(run, mixes(run, streams, fn, c.rms_norm_eps), scale[0], base)
+    weights = run.ops.sigmoid(m) + np.float32(c.hc_eps)
+    return run.ops.round(weighted_sum(run, streams, weights))

@@ -1,0 +1,97 @@
+"""What a block is told besides its parameters, its state and its input."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from moejax import numerics
+from moejax.models.arithmetic import arithmetic, Canonical, Fast
+from moejax.models.execution import Execution, Mode, Taps
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """One forward pass, or one layer of it.
+
+  Attributes:
+    mode: the static choices; `ops` is their arithmetic.
+    taps: what to trace.
+    execution: of the whole pass, or of one layer with leading axes [B, T] (`at_layer`).
+    tokens: int32 [B, T]; a negative token is padding, at the end of a row only.
+    start: int32 [B], position of the first token.
+    length: positions that the state was made for.
+  """
+
+  mode: Mode
+  taps: Taps
+  execution: Execution
+  tokens: jax.Array
+  start: jax.Array
+  length: int
+
+  @property
+  def ops(self) -> Canonical | Fast:
+    return arithmetic(self.mode)
+
+  @property
+  def valid(self):
+    """bool [B, T], false for padding."""
+    return self.tokens >= 0
+
+  @property
+  def positions(self):
+    """int32 [B, T], absolute."""
+    return self.start[:, None] + jnp.arange(self.tokens.shape[1], dtype=jnp.int32)[None]
+
+  @property
+  def end(self):
+    """int32 [B], the position after the last token that is not padding."""
+    return self.start + self.valid.astype(jnp.int32).sum(axis=1)
+
+  def at_layer(self, layer: int, num_layers: int, top_k: int, num_experts: int) -> "Run":
+    """This pass as one of its layers sees it."""
+    shape = (num_layers, *self.tokens.shape)
+    execution = self.execution.at_layer(layer, shape, top_k, num_experts)
+    return dataclasses.replace(self, execution=execution)
+
+  def quantize(self, x, group: int = 128):
+    """x [B, T, ..., N] as a linear layer reads it: the simulated activation quantiser, if any.
+
+    `group` elements share an FP8 scale.
+    """
+    kind = self.mode.activations
+    if kind == "none":
+      return x
+    if kind == "qdq":
+      return self.blend(x, numerics.qdq_fp8(x, min(group, x.shape[-1])))
+    return self.blend(x, numerics.fake_quantize(x, 8))
+
+  def strengths_at(self, index) -> "Run":
+    """This run with the quantiser strengths of tokens index [B, J]."""
+
+    def take(strength):
+      return None if strength is None else jnp.take_along_axis(strength, index, axis=1)
+
+    e = self.execution
+    e = e.replace(kv_strength=take(e.kv_strength), activation_strength=take(e.activation_strength))
+    return dataclasses.replace(self, execution=e)
+
+  def blend(self, x, quantized):
+    """R(x + strength · (quantized - x)) for the activation strength: x at 0, quantized at 1."""
+    return self._blend(x, quantized, self.execution.activation_strength)
+
+  def quantize_kv(self, x):
+    """x [B, T, ..., C] as the cache keeps it: the simulated KV quantiser, if any (route paper)."""
+    if self.mode.kv_bits is None:
+      return x
+    quantized = numerics.fake_quantize(x, self.mode.kv_bits)
+    return self._blend(x, quantized, self.execution.kv_strength)
+
+  def _blend(self, x, quantized, strength):
+    if strength is None:
+      return self.ops.round(quantized)
+    strength = strength.reshape(*strength.shape, *[1] * (x.ndim - strength.ndim))
+    s = jnp.broadcast_to(strength, x.shape)
+    partly = x + self.ops.multiply(s, quantized - x)
+    return jnp.where(s == 0, x, self.ops.round(jnp.where(s == 1, quantized, partly)))
