@@ -1,5 +1,5 @@
 """What finite precision does to sparse mixture-of-experts inference, bit by bit."""
 
-from moejax import combine, numerics
-
-__all__ = ["combine", "numerics"]
+from moejax import checkpoints, combine, inference, models, numerics
+from moejax.checkpoints import load
+from moejax.models import Execution, Mode, Pins, Taps

@@ -1,0 +1,88 @@
+"""Teacher-forced scoring: the negative log likelihood of each token, in nats."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from moejax.inference.forward import check_nan, join_traces, LoadedModel
+from moejax.models import Execution, Mode, NATIVE, Taps
+from moejax.models.arithmetic import arithmetic
+from moejax.models.execution import DEFAULT, NOTHING
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+  """A scored batch.
+
+  Attributes:
+    nll: float32 [B, T - prefill], nats, of tokens prefill .. T - 1.
+    trace: of the taps, for the T - 1 tokens that were read.
+  """
+
+  nll: np.ndarray
+  trace: dict[str, jax.Array]
+
+
+def score(
+  model: LoadedModel,
+  tokens,
+  prefill: int = 1,
+  execution: Execution = NATIVE,
+  *,
+  mode: Mode = DEFAULT,
+  taps: Taps = NOTHING,
+  chunk: int | None = None,
+) -> Score:
+  """Scores int [B, T] sequences given their own past.
+
+  Under canonical arithmetic the result is, bit for bit, that of decoding token by token.
+
+  Args:
+    model: to run.
+    tokens: all rows of one length, T ≥ 2.
+    prefill: tokens that are given; 1 ≤ prefill < T.
+    execution: its T axis, if any, has T - 1 entries.
+    mode, taps: as in `forward`.
+    chunk: tokens per call; None is all in one.
+
+  Raises:
+    ValueError, FloatingPointError: as `forward`.
+  """
+  tokens = np.asarray(tokens, np.int32)
+  config, (rows, time) = model.config, tokens.shape
+  if tokens.min() < 0 or tokens.max() >= config.vocab_size:
+    raise ValueError(f"score: token ids must be within 0 .. {config.vocab_size - 1}.")
+  if not 1 <= prefill < time:
+    raise ValueError(f"score: prefill must be within 1 .. {time - 1}, got {prefill}.")
+  execution.check(config.top_k, config.num_experts)
+  state = model.module.init_state(rows, time - 1, mode)
+  step = chunk or time - 1
+  watched = dataclasses.replace(taps, nan_experts=True)
+  parts, traces = [], []
+  for at in range(0, time - 1, step):
+    stop = min(at + step, time - 1)
+    nll, state, trace = _chunk(
+      model.module,
+      model.params,
+      tokens[:, at:stop],
+      tokens[:, at + 1 : stop + 1],
+      state,
+      execution.take_tokens(np.arange(at, stop)),
+      mode=mode,
+      taps=watched,
+    )
+    check_nan(trace["nan_experts"], np.full(rows, at))
+    parts.append(np.asarray(nll))
+    traces.append(taps.select(trace))
+  return Score(np.concatenate(parts, axis=1)[:, prefill - 1 :], join_traces(traces))
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames=("mode", "taps"))
+def _chunk(module, params, tokens, targets, state, execution, *, mode, taps):
+  logits, state, trace = module.apply(params, tokens, state, execution, mode=mode, taps=taps)
+  log_probabilities = arithmetic(mode).log_softmax(logits)
+  nll = -jnp.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
+  return nll, state, trace
