@@ -1,8 +1,8 @@
 """Speed, as ratios measured side by side in one run.
 
-    python -m experiments.benchmark --parts=orders,dot,grouped --out=out/benchmark.tsv
+    python -m experiments.benchmark --parts=orders,dot,grouped,models --out=out/benchmark.tsv
 
-About five minutes on 2 cores. Every part times its contestants in random order, round after round,
+About ten minutes on 2 cores. Every part times its contestants in random order, round after round,
 and reports medians and the median of the ratios within rounds, so that a machine whose speed drifts
 does not favour one of them. PyTorch and a C compiler take part where they are installed.
 
@@ -10,6 +10,9 @@ does not favour one of them. PyTorch and a C compiler take part where they are i
              fill the same bytes, NumPy and a plain C loop
     dot      the canonical dot against XLA's and PyTorch's float32 and bfloat16 dots
     grouped  the ragged expert product against jax.lax.ragged_dot
+    models   prefill and decode of 12-layer models: canonical, fast, transformers
+    compile  seconds to compile one program of each family
+    loading  peak memory of loading a 2 GB checkpoint
 """
 
 import ctypes
@@ -31,13 +34,13 @@ import ml_dtypes
 import numpy as np
 from tqdm import tqdm
 
-from experiments import timing
+from experiments import model_speed, timing
 from moejax import combine, numerics
 from moejax.combine import enumeration, reduce
 from moejax.numerics import dots_xla
 from moejax.report import tables
 
-_PARTS = flags.DEFINE_list("parts", ["orders", "dot", "grouped"], "Parts to run.")
+_PARTS = flags.DEFINE_list("parts", ["orders", "dot", "grouped", "models"], "Parts to run.")
 _SECONDS = flags.DEFINE_float("seconds", 2.0, "Time for each comparison.", lower_bound=0.0)
 _OUT = flags.DEFINE_string("out", None, "TSV to write; none: print only.")
 
@@ -214,7 +217,14 @@ def grouped_part():
       yield from timing.rows_of("grouped", case, times, "ragged_dot bfloat16", work, "GFLOP/s")
 
 
-_RUN = {"orders": orders_part, "dot": dot_part, "grouped": grouped_part}
+_RUN = {
+  "orders": orders_part,
+  "dot": dot_part,
+  "grouped": grouped_part,
+  "models": lambda: model_speed.models_part(_SECONDS.value),
+  "compile": lambda: model_speed.compile_part(_SECONDS.value),
+  "loading": lambda: model_speed.loading_part(_SECONDS.value),
+}
 
 
 def main(_):

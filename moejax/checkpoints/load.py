@@ -85,11 +85,13 @@ def load(name_or_directory: str | os.PathLike, dtype: str = "bfloat16") -> Loade
   directory = _find_directory(name_or_directory)
   config = config_from_hf(_read_config(directory / "config.json"))
   family = family_of(config)
+  # Tied checkpoints of some writers hold the head as well.
+  unread = ("lm_head.weight", "head.weight") if config.tie_embeddings else ()
   has_tokenizer = (directory / "tokenizer.json").is_file()
   return LoadedModel(
     module=family(config),
     config=config,
-    params=load_params(directory, family.tensors(config), dtype),
+    params=load_params(directory, family.tensors(config), dtype, unread),
     tokenizer=Tokenizer.from_directory(directory, config.bos_id) if has_tokenizer else None,
     family=config.family,
     name=directory.resolve().name,

@@ -75,16 +75,20 @@ class Tokenizer:
     return ids if self.bos_id is None else [self.bos_id, *ids]
 
   def decode(self, ids: Sequence[int]) -> str:
-    """The text of a whole sequence, without special tokens.
+    """The text of a whole sequence, without special tokens; U+FFFD for each of `unknown`."""
+    unknown, text, known = set(self.unknown(ids)), [], []
+    for token in map(int, ids):
+      if token in unknown:
+        text += [self.backend.decode(known, skip_special_tokens=True), "\ufffd"]
+        known = []
+      else:
+        known.append(token)
+    return "".join([*text, self.backend.decode(known, skip_special_tokens=True)])
 
-    Raises:
-      ValueError: an id that the vocabulary lacks, such as those of padding rows of an embedding.
-    """
-    ids = [int(token) for token in ids]
-    for token in ids:
-      if not 0 <= token < 2**32 or self.backend.id_to_token(token) is None:
-        raise ValueError(f"token {token} is not in the vocabulary of {self.vocab_size} tokens.")
-    return self.backend.decode(ids, skip_special_tokens=True)
+  def unknown(self, ids: Sequence[int]) -> list[int]:
+    """The ids that the vocabulary lacks, such as those of padding rows of an embedding."""
+    ids = map(int, ids)
+    return [i for i in ids if not 0 <= i < 2**32 or self.backend.id_to_token(i) is None]
 
   def save(self, directory: str | os.PathLike) -> None:
     """Writes the files as they were read."""

@@ -61,7 +61,10 @@ class _Source:
 
 
 def load_params(
-  directory: str | os.PathLike, tensors: list[Tensor], dtype: str = "bfloat16"
+  directory: str | os.PathLike,
+  tensors: list[Tensor],
+  dtype: str = "bfloat16",
+  unread: Names = (),
 ) -> dict[str, Any]:
   """Reads the parameters of a checkpoint.
 
@@ -73,6 +76,7 @@ def load_params(
     tensors: the parameters; pieces that are concatenated are of one size.
     dtype: "bfloat16" or "float32", of the parameters whose own dtype is "weight". Float32 becomes
       BF16 by rounding to nearest, ties to even; FP8 and FP4 are dequantised in float32 first.
+    unread: tensors that the checkpoint may have and the model does not read (a tied head).
 
   Returns:
     {"params": nested dict of jax.Array} along each Tensor's path.
@@ -85,7 +89,7 @@ def load_params(
   checkpoint = files.open_checkpoint(directory)
   weight_dtype = _weight_dtype(dtype)
   sources = [_find(tensor, checkpoint) for tensor in tensors]
-  _refuse_leftovers(directory, checkpoint, sources)
+  _refuse_leftovers(directory, checkpoint.keys() - set(unread), sources)
   params: dict[str, Any] = {}
   for tensor, found in zip(tensors, sources):
     *parents, last = tensor.path

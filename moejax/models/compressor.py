@@ -14,6 +14,7 @@ import numpy as np
 
 from moejax import numerics
 from moejax.models.config import Config
+from moejax.models.indexing import quotient, remainder, take_rows
 from moejax.models.layers import projection_init, weight_rows
 from moejax.models.run import Run
 from moejax.models.sparse_state import CompressorState
@@ -77,7 +78,7 @@ class Windows:
 def windows_of(run: Run, ratio: int) -> Windows:
   """The windows of a call."""
   count = (ratio - 1 + run.tokens.shape[1]) // ratio
-  first = run.start // ratio
+  first = quotient(run.start, ratio)
   ends = (first[:, None] + jnp.arange(count, dtype=jnp.int32)[None] + 1) * ratio
   last = jnp.clip(ends - 1 - run.start[:, None], 0, run.tokens.shape[1] - 1)
   return Windows(first, ends <= run.end[:, None], last)
@@ -92,15 +93,14 @@ def gather_windows(run: Run, ratio: int, count: int, rows, new):
   """
   overlap = rows.shape[1] == 2 * ratio
   source = jnp.concatenate([rows, new], axis=1)
-  base = (run.start // ratio * ratio)[:, None]
+  base = (quotient(run.start, ratio) * ratio)[:, None]
   position = base + jnp.arange(count * ratio, dtype=jnp.int32)[None]
   old = rows.shape[1] - ratio + position - base
   fresh = rows.shape[1] + jnp.minimum(position - run.start[:, None], new.shape[1] - 1)
   own = jnp.where(position < run.start[:, None], old, fresh)
 
   def take(at, channels):
-    taken = jnp.take_along_axis(source[..., channels], at[..., None], axis=1)
-    return taken.reshape(taken.shape[0], count, ratio, -1)
+    return take_rows(source[..., channels], at.reshape(-1, count, ratio))
 
   if not overlap:
     return take(own, slice(None))
@@ -149,7 +149,9 @@ class Compressor(nn.Module):
     # DeepSeek keeps both projections in float32.
     r = run.ops.round if run.mode.rounding == "hf" else lambda x: x
     values = r(run.ops.matmul(x, kv))
-    scores = r(run.ops.matmul(x, gate)) + bias.astype(jnp.float32)[run.positions % self.ratio]
+    scores = (
+      r(run.ops.matmul(x, gate)) + bias.astype(jnp.float32)[remainder(run.positions, self.ratio)]
+    )
     windows = windows_of(run, self.ratio)
 
     def close(_):

@@ -75,7 +75,8 @@ class Block(nn.Module):
 
     attention = self.attention(config=c, name="attention")
     out, cache = attention(run, normed("attention_norm", x), cache, rope)
-    x = run.ops.round(x + out)
+    # Held, or XLA computes it again for every reader.
+    x = run.ops.hold(run.ops.round(x + out))
     h = normed("ffn_norm", x)
     if self.moe is None:
       out, trace = layers.GatedMlp(c.dense_size, name="mlp")(run, h), {}

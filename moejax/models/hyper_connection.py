@@ -25,7 +25,7 @@ def mixes(run: Run, streams, fn, eps: float):
 
 
 def affine(run: Run, x, scale, base):
-  """x · scale + base, x [B, T, M], base [M]."""
+  """x · scale + base, [B, T, M], scale and base [M]."""
   scaled = run.ops.multiply(x, jnp.broadcast_to(scale, x.shape))
   return scaled + jnp.broadcast_to(base, x.shape)
 
@@ -67,14 +67,15 @@ class HyperConnection(nn.Module):
     fn = self.param("fn", nn.initializers.normal(0.02), (n * c.hidden_size, (2 + n) * n))
     base = self.param("base", nn.initializers.zeros, ((2 + n) * n,))
     scale = self.param("scale", nn.initializers.ones, (3,))
-    m = mixes(run, streams, fn, c.rms_norm_eps)
-    parts = (m[..., :n], m[..., n : 2 * n], m[..., 2 * n :])
-    bases = (base[:n], base[n : 2 * n], base[2 * n :])
-    pre, post, comb = (affine(run, x, scale[i], b) for i, (x, b) in enumerate(zip(parts, bases)))
-    pre = run.ops.sigmoid(pre) + np.float32(c.hc_eps)
-    post = np.float32(2) * run.ops.sigmoid(post)
+    scales = jnp.repeat(scale, np.array([n, n, n * n]), total_repeat_length=(2 + n) * n)
+    m = affine(run, mixes(run, streams, fn, c.rms_norm_eps), scales, base)
+    gates, comb = run.ops.sigmoid(m[..., : 2 * n]), m[..., 2 * n :]
+    pre = gates[..., :n] + np.float32(c.hc_eps)
+    post = np.float32(2) * gates[..., n:]
     comb = sinkhorn(run, comb.reshape(*comb.shape[:2], n, n), c.hc_iterations, c.hc_eps)
-    return run.ops.round(weighted_sum(run, streams, pre)), (post, comb)
+    # Held, or XLA computes them again for every reader.
+    x = run.ops.hold(run.ops.round(weighted_sum(run, streams, pre)))
+    return x, run.ops.hold((post, comb))
 
 
 def expand(run: Run, streams, branch, weights):
@@ -109,6 +110,6 @@ class HyperHead(nn.Module):
     fn = self.param("fn", nn.initializers.normal(0.02), (n * c.hidden_size, n))
     base = self.param("base", nn.initializers.zeros, (n,))
     scale = self.param("scale", nn.initializers.ones, (1,))
-    m = affine(run, mixes(run, streams, fn, c.rms_norm_eps), scale[0], base)
+    m = affine(run, mixes(run, streams, fn, c.rms_norm_eps), jnp.repeat(scale, n), base)
     weights = run.ops.sigmoid(m) + np.float32(c.hc_eps)
     return run.ops.round(weighted_sum(run, streams, weights))

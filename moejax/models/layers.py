@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from moejax import numerics
+from moejax.models.indexing import take_rows
 from moejax.models.run import Run
 
 # Fan-in scaled; a checkpoint's numbers replace them wherever there is one.
@@ -82,7 +83,7 @@ def rope_half(run: Run, x, cos, sin):
 def last_token(run: Run, x):
   """The row of the last token that is not padding: [B, T, ...] → [B, 1, ...]."""
   at = jnp.maximum(run.end - run.start - 1, 0)
-  return jnp.take_along_axis(x, at.reshape(-1, *[1] * (x.ndim - 1)), axis=1)
+  return take_rows(x, at[:, None])
 
 
 def embed(run: Run, table):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from moejax.combine import Contract, merge_shared
 from moejax.combine.reduce import combine_rows
 from moejax.models.execution import Mode
+from moejax.models.indexing import take
 from moejax.models.layers import experts_init, silu_times_up
 from moejax.models.router import Route
 from moejax.models.run import Run
@@ -93,9 +94,11 @@ def _combine_canonical(run, terms, route, contract):
 def _combine_fast(run, terms, route, contract):
   """Differentiable; an exact accumulator is a float32 one, and orders matter only where asked."""
   if run.execution.orders is not None:
-    terms = jnp.take_along_axis(terms, _orders(run, route, contract)[..., None], axis=2)
+    terms = take(terms, _orders(run, route, contract)[..., None], axis=2)
   if run.execution.codes is None:
     round_operand, round_total = contract.operand == "bfloat16", contract.accumulator == "bfloat16"
+    if not round_total:
+      return (run.ops.round(terms) if round_operand else terms).sum(axis=2)
   else:
     codes = _codes(run, contract, terms.shape[:2])[..., None]
     round_operand, round_total = codes % 2 == 1, codes // 2 == 1

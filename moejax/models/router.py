@@ -11,6 +11,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from moejax.models.indexing import take
 from moejax.models.run import Run
 
 _NONE = np.float32(-np.inf)
@@ -76,7 +77,7 @@ def weigh(
     rounded: whether sum, quotient and product are rounded to BF16.
   """
   r = run.ops.round if rounded else lambda x: x
-  weights = jnp.take_along_axis(scores, ids, axis=-1)
+  weights = take(scores, ids, axis=-1)
   if normalize:
     total = weights[..., 0]
     for slot in range(1, weights.shape[-1]):
@@ -97,7 +98,7 @@ def finish(run: Run, ids, weights, margins, ties) -> Route:
   before = ids[..., None, :] < ids[..., :, None]
   slots = before.astype(jnp.int32).sum(axis=-1)
   place = jnp.argsort(slots, axis=-1)
-  ids, weights = (jnp.take_along_axis(x, place, axis=-1) for x in (ids, weights))
+  ids, weights = (take(x, place, axis=-1) for x in (ids, weights))
   pins = run.execution.pins
   if pins is not None:
     pinned = pins.mask[..., None]

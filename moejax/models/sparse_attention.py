@@ -18,6 +18,7 @@ from moejax.models.compressor import (
   rotate_tail,
 )
 from moejax.models.deepseek_v4_config import DeepseekV4Config
+from moejax.models.indexing import quotient, take_rows
 from moejax.models.layers import projection_init
 from moejax.models.run import Run
 from moejax.models.sparse_state import overwrite, SparseCache, window_and_entries
@@ -48,7 +49,7 @@ class Indexer(nn.Module):
     q = q.reshape(*q.shape[:2], c.index_heads, c.index_dim)
     q = index_form(run, rotate_tail(run, q, rope))
     scores = self.scores(run, q, state.entries, ops.round(ops.matmul(x, wp)))
-    visible = ((run.positions + 1) // self.ratio)[..., None]
+    visible = quotient(run.positions + 1, self.ratio)[..., None]
     hidden = lax.broadcasted_iota(jnp.int32, scores.shape, 2) >= visible
     # +0: top_k ranks -0 below it; of equals it takes the lowest index.
     scores = jnp.where(hidden, _MASKED, scores + np.float32(0))
@@ -59,7 +60,7 @@ class Indexer(nn.Module):
     """Σ_h relu(q_h · k) · w_h: float32 [B, T, N]; DeepSeek holds every step in BF16."""
     c, ops = self.config, run.ops
     batch, time, heads, width = q.shape
-    lengths = jnp.repeat((run.positions + 1) // self.ratio, heads, axis=1)
+    lengths = jnp.repeat(quotient(run.positions + 1, self.ratio), heads, axis=1)
     dots = ops.batched(q.reshape(batch, time * heads, width), entries, lengths, transposed=True)
     dots = jnp.swapaxes(dots.reshape(batch, time, heads, -1), -1, -2)
     scale = np.float32(c.index_dim**-0.5 * c.index_heads**-0.5)
@@ -170,9 +171,7 @@ class SparseAttention(nn.Module):
     if run.mode.arithmetic == "fast":
       out = dense_attention(run, q, source.astype(jnp.float32), index, lengths, sinks)
     else:
-      flat = jnp.take_along_axis(source, index.reshape(x.shape[0], -1, 1), axis=1)
-      keys = flat.reshape(*index.shape, c.head_dim)
-      out = sink_attention(run, q, keys, lengths, sinks)
+      out = sink_attention(run, q, take_rows(source, index), lengths, sinks)
     out = self.project_out(run, rotate_tail(run, out, rope, inverse=True))
     window = overwrite(run, cache.window, new)
     return out, cache.replace(window=window, compressor=compressor, indexer=indexer)
@@ -208,7 +207,7 @@ class SparseAttention(nn.Module):
     overlap = cache.indexer is not None
     compressor = Compressor(c, ratio, c.head_dim, overlap, name="compressor")
     state = compressor(run, x, cache.compressor, rope_of)
-    visible = (run.positions + 1) // ratio
+    visible = quotient(run.positions + 1, ratio)
     if overlap:
       indexer = Indexer(c, ratio, name="indexer")
       chosen, index_state = indexer(run, x, q_rank, cache.indexer, rope, rope_of)

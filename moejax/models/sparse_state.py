@@ -9,6 +9,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from moejax.models.indexing import quotient, remainder, take, take_rows
 from moejax.models.run import Run
 from moejax.models.state import Part
 
@@ -18,14 +19,14 @@ def overwrite(run: Run, rows, new):
   size = rows.shape[1]
   last = run.end[:, None] - 1
   slot = jnp.arange(size, dtype=jnp.int32)[None]
-  position = last - (last - slot) % size  # the newest position of each slot
+  position = last - remainder(last - slot + size, size)  # the newest of each slot
   return jnp.where((position >= run.start[:, None])[..., None], take_new(run, new, position), rows)
 
 
 def take_new(run: Run, new, position):
   """Rows of new [B, T, F] at absolute positions [B, n]; anything where there is none."""
   at = jnp.clip(position - run.start[:, None], 0, new.shape[1] - 1)
-  return jnp.take_along_axis(new, at[..., None], axis=1).astype(new.dtype)
+  return take_rows(new, at)
 
 
 @struct.dataclass
@@ -74,7 +75,7 @@ def _advance(run: Run, ratio: int, rows, new):
   if rows.shape[1] == ratio:
     return after
   # Closing a window copies it onto the previous one's rows; the last to close is what stays.
-  closed = run.end[:, None] // ratio * ratio
+  closed = quotient(run.end, ratio)[:, None] * ratio
   position = closed - ratio + jnp.arange(ratio, dtype=jnp.int32)[None]
   fresh = (position >= run.start[:, None])[..., None]
   copied = jnp.where(fresh, take_new(run, new, position), current)
@@ -129,9 +130,9 @@ def window_and_entries(run: Run, window, new, num_entries, chosen):
   j = lax.broadcasted_iota(jnp.int32, (*run.positions.shape, width + chosen.shape[-1]), 2)
   position = run.positions[..., None] + 1 - seen + j
   fresh = position - run.start[:, None, None]
-  in_window = jnp.where(fresh >= 0, size + fresh, position % size)
+  in_window = jnp.where(fresh >= 0, size + fresh, remainder(position, size))
   at = jnp.clip(j - seen, 0, max(chosen.shape[-1] - 1, 0))
   compressed = size + time
   if chosen.shape[-1]:
-    compressed = compressed + jnp.take_along_axis(chosen, at, axis=2)
+    compressed = compressed + take(chosen, at, axis=2)
   return jnp.where(j < seen, in_window, compressed), seen[..., 0] + num_entries

@@ -89,8 +89,8 @@ def test_empty_prompt(tmp_path):
 @pytest.mark.parametrize("token", [259, -1, 2**40])
 def test_ids_beyond_the_vocabulary(tmp_path, token):
   tokenizer = Tokenizer.from_directory(make(tmp_path))
-  with pytest.raises(ValueError, match=rf"token {token} is not in the vocabulary of 259 tokens"):
-    tokenizer.decode([0, token])
+  assert tokenizer.unknown([0, token, 1]) == [token]
+  assert tokenizer.decode([0, token, 1]) == f"{tokenizer.decode([0])}\ufffd{tokenizer.decode([1])}"
 
 
 def test_no_tokenizer(tmp_path):
