@@ -71,7 +71,7 @@ class Run:
     """This run with the quantiser strengths of tokens index [B, J]."""
 
     def take(strength):
-      return None if strength is None else take(strength, index, axis=1)
+      return None if strength is None else jnp.take_along_axis(strength, index, axis=1)
 
     e = self.execution
     e = e.replace(kv_strength=take(e.kv_strength), activation_strength=take(e.activation_strength))

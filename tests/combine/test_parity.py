@@ -2,7 +2,7 @@
 
 transformers has three implementations of a BF16 expert layer. Each is run on random weights, the
 expert outputs that enter its combine are captured, and the combine is redone here under the
-contract that the implementation is known to follow: every bit must agree.
+contract that the model of the family declares: every bit must agree.
 """
 
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from moejax import combine, numerics
+from moejax.models import FAMILIES, Mode
 from tests.oracles import assert_same_bits
 
 # Warnings of the foreign libraries are theirs.
@@ -54,23 +55,34 @@ def test_torch_reductions_are_the_schemes(num_terms):
   assert_same_bits(combine.combine(device, order, combine.P32), plain.numpy())
 
 
-def build_experts(family, hidden, width):
+# model_type → the class prefix in transformers, and its config's expert fields.
+EXPERTS = {
+  "olmoe": ("Olmoe", dict(intermediate_size=32, num_experts=16, num_experts_per_tok=8)),
+  "qwen2_moe": ("Qwen2Moe", dict(moe_intermediate_size=32, num_experts=12, num_experts_per_tok=4)),
+  "qwen3_moe": ("Qwen3Moe", dict(moe_intermediate_size=32, num_experts=16, num_experts_per_tok=8)),
+  "mixtral": (
+    "Mixtral",
+    dict(intermediate_size=32, num_local_experts=8, num_experts_per_tok=4),
+  ),
+  "deepseek_v4": (
+    "DeepseekV4",
+    dict(moe_intermediate_size=32, n_routed_experts=16, num_experts_per_tok=6),
+  ),
+}
+
+
+def build_experts(family):
   """An experts module of the family in BF16 with random weights, and its config."""
   import importlib
 
   import torch
   import transformers
 
-  options = {
-    "Olmoe": dict(intermediate_size=width, num_experts=16, num_experts_per_tok=8),
-    "Qwen2Moe": dict(moe_intermediate_size=width, num_experts=12, num_experts_per_tok=4),
-    "Qwen3Moe": dict(moe_intermediate_size=width, num_experts=16, num_experts_per_tok=8),
-  }[family]
-  name = {"Olmoe": "olmoe", "Qwen2Moe": "qwen2_moe", "Qwen3Moe": "qwen3_moe"}[family]
-  module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-  config = getattr(transformers, f"{family}Config")(hidden_size=hidden, **options)
+  prefix, fields = EXPERTS[family]
+  module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+  config = getattr(transformers, f"{prefix}Config")(hidden_size=64, **fields)
   torch.manual_seed(0)
-  experts = getattr(module, f"{family}Experts")(config)
+  experts = getattr(module, f"{prefix}Experts")(config)
   for parameter in experts.parameters():
     parameter.data.normal_(0, 1.6 / parameter.shape[-1] ** 0.5)
   return experts.to(torch.bfloat16).eval(), config
@@ -110,29 +122,31 @@ def capture(experts, config, x, ids, gates, implementation, monkeypatch):
   return outputs.numpy(), to_numpy(result)
 
 
-@pytest.mark.parametrize("family", ["Olmoe", "Qwen2Moe", "Qwen3Moe"])
+@pytest.mark.parametrize("family", EXPERTS)
 @pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
 def test_transformers_experts_follow_their_contract(family, implementation, monkeypatch):
   import torch
 
-  experts, config = build_experts(family, hidden=64, width=32)
+  mode = Mode(rounding="hf", contract="eager" if implementation == "eager" else "native")
+  contract = FAMILIES[family](None).contract(mode)
+  experts, config = build_experts(family)
   tokens, slots = 9, config.num_experts_per_tok
   generator = torch.Generator().manual_seed(1)
   x = torch.randn(tokens, 64, generator=generator).bfloat16()
   ids = torch.stack(
-    [torch.randperm(config.num_experts, generator=generator)[:slots] for _ in range(tokens)]
+    [torch.randperm(experts.num_experts, generator=generator)[:slots] for _ in range(tokens)]
   )
-  gates = torch.rand(tokens, slots, generator=generator).bfloat16()
+  gates = torch.rand(tokens, slots, generator=generator).to(getattr(torch, contract.gate_dtype))
   with torch.no_grad():
     outputs, result = capture(experts, config, x, ids, gates, implementation, monkeypatch)
   # Gate times the rounded output in FP32; B and C round the product.
+  assert contract.gate_point == "after_down"
   slot_terms = outputs * to_numpy(gates)[..., None]
   by_id = np.argsort(ids.numpy(), axis=1, kind="stable")
   terms = np.take_along_axis(slot_terms, by_id[..., None], axis=1)
-  if implementation == "eager":
-    contract, orders = combine.B, np.tile(np.arange(slots), (tokens, 1))
-  else:
-    contract, orders = combine.C, np.argsort(by_id, axis=1)  # slot order over terms by id
+  orders = np.tile(np.arange(slots), (tokens, 1))
+  if contract.order == "slot":
+    orders = np.argsort(by_id, axis=1)  # slot order over terms by id
   codes = jnp.full(tokens, contract.code, jnp.int32)
   sums = combine.combine_rows(jnp.asarray(terms), jnp.asarray(orders, jnp.int32), codes)
   assert_same_bits(combine.merge_shared(sums, None, contract), result)

@@ -1,0 +1,83 @@
+"""Endpoint substitution: the difference of two persistent states, added to one of them.
+
+Two kinds of difference. "float64" is the paper's (A.2): taken and added in FP64 on the host, cast
+to the state's dtype. It cannot carry -0, infinities, NaN or extreme ratios to a different value, so
+what it gives is compared with the endpoint and what it missed is counted. "xor" is of bit patterns:
+exact for every pattern, usable under jit. Where endpoints are equal bit for bit, -inf included, the
+difference is -0.0, which changes no value, or no bit.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from moejax.models import PersistentState
+
+_BITS = {2: np.uint16, 4: np.uint32}
+
+
+def difference(
+  branch: PersistentState, native: PersistentState, kind: str = "float64"
+) -> PersistentState:
+  """branch - native as a tree of NumPy arrays, for `substitute`.
+
+  Raises:
+    ValueError: states of different configs or positions, or an unknown kind.
+  """
+  if kind not in ("float64", "xor"):
+    raise ValueError(f'difference: kind must be "float64" or "xor", got {kind!r}.')
+  _require_alike("difference", branch, native)
+  if (np.asarray(branch.position) != np.asarray(native.position)).any():
+    raise ValueError("difference: the states are at different positions.")
+
+  def leaf(b, n):
+    b, n = np.asarray(b), np.asarray(n)
+    if b.dtype == np.int32:  # the position, equal
+      return np.zeros_like(b)
+    if kind == "xor":
+      return _bits(b) ^ _bits(n)
+    with np.errstate(invalid="ignore"):  # inf - inf, where they are equal
+      delta = b.astype(np.float64) - n.astype(np.float64)
+    return np.where(_bits(b) == _bits(n), -0.0, delta)
+
+  return jax.tree.map(leaf, branch, native)
+
+
+def substitute(state: PersistentState, delta: PersistentState) -> PersistentState:
+  """The state with a difference added to every tensor.
+
+  Args:
+    state: of the same config and batch as the difference.
+    delta: of `difference`; one of bits may be traced.
+  """
+  _require_alike("substitute", state, delta)
+
+  def leaf(x, d):
+    if x.dtype == jnp.int32:
+      return x
+    if np.issubdtype(d.dtype, np.unsignedinteger):
+      bits = jax.lax.bitcast_convert_type(x, d.dtype) ^ jnp.asarray(d)
+      return jax.lax.bitcast_convert_type(bits, x.dtype)
+    # On the host: jitted FP64 would flush subnormals.
+    total = (np.asarray(x).astype(np.float64) + d).astype(np.float32)
+    return jnp.asarray(total).astype(x.dtype)
+
+  return jax.tree.map(leaf, state, delta)
+
+
+def num_differing(a: PersistentState, b: PersistentState) -> int:
+  """How many values of two states differ in their bits."""
+  _require_alike("num_differing", a, b)
+  differ = jax.tree.map(lambda x, y: int((_bits(x) != _bits(y)).sum()), a, b)
+  return sum(jax.tree.leaves(differ))
+
+
+def _bits(x) -> np.ndarray:
+  x = np.asarray(x)
+  return x.view(_BITS[x.dtype.itemsize])
+
+
+def _require_alike(name: str, a: PersistentState, b: PersistentState) -> None:
+  shapes = [jax.tree.map(lambda x: x.shape, state) for state in (a, b)]
+  if shapes[0] != shapes[1]:
+    raise ValueError(f"{name}: the states are of different configs or batches.")

@@ -1,0 +1,266 @@
+"""A token's bits do not depend on what is computed beside it, before it in the same call, or where.
+
+BF16 weights, canonical arithmetic, all families. Everything is compared: logits, every tap, and the
+exported state of every row.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from moejax import combine
+from moejax.models import Execution, Mode, NATIVE, Taps
+from moejax.models.run import Run
+from moejax.models.sparse_state import window_and_entries
+from moejax.models.state import KvCache
+from tests.models import tiny
+from tests.models.tiny import BATCH, call, differences, draw_tokens, LENGTH, prefilled
+from tests.oracles import assert_same_bits
+
+TOKENS = draw_tokens(BATCH)
+
+
+@pytest.fixture(params=tiny.FAMILIES, scope="module")
+def model(request):
+  return tiny.tiny(request.param)
+
+
+def empty(model, rows):
+  return model.module.init_state(rows, LENGTH)
+
+
+def row(i):
+  return slice(i, i + 1)
+
+
+# Chunks.
+
+
+@pytest.fixture(scope="module")
+def decoded(model):
+  """Row 0, token by token."""
+  return tiny.run(model, TOKENS[:1], 1)
+
+
+def test_prefill_and_chunks_are_decoding(model, decoded):
+  assert differences(prefilled(model).rows(row(0)), decoded) == []
+  # A chunk of three is of use where windows close; elsewhere one family will do.
+  for chunk in (3, 7) if model.config.family in ("olmoe", "deepseek_v4") else (7,):
+    assert differences(tiny.run(model, TOKENS[:1], chunk), decoded) == []
+
+
+@pytest.mark.parametrize("model", ["olmoe", "deepseek_v4"], indirect=True, scope="module")
+def test_state_fingerprints_are_of_what_is_in_use(model, decoded):
+  prints = jax.jit(lambda state: state.fingerprints())
+  expected = prints(decoded.state)
+  for state in (prefilled(model).state.rows(row(0)), fill_unused(decoded.state, np.nan)):
+    np.testing.assert_array_equal(prints(state), expected)
+  assert not (np.asarray(prints(prefilled(model).state.rows(row(1)))) == expected).any()
+
+
+# Batch and padding.
+
+
+@pytest.mark.parametrize("i", [1, 31, 63])
+def test_a_row_of_many_is_the_row_alone(model, i):
+  assert differences(prefilled(model).rows(row(i)), tiny.run(model, TOKENS[row(i)], 7)) == []
+
+
+@pytest.mark.parametrize("family", ["olmoe", "mixtral"])
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_size_of_the_batch(family, size):
+  model = tiny.tiny(family)
+  together = call(model, TOKENS[:size, :7], empty(model, size))
+  for i in range(size):
+    apart = call(model, TOKENS[row(i), :7], empty(model, 1))
+    assert differences(together.rows(row(i)), apart) == []
+
+
+def test_permuted_rows_are_permuted_results(model):
+  order = np.random.default_rng(2).permutation(BATCH)
+  result = call(model, TOKENS[order], empty(model, BATCH))
+  assert differences(result, prefilled(model).rows(order)) == []
+
+
+def test_other_rows_do_not_matter(model):
+  others = draw_tokens(BATCH, seed=9).copy()
+  others[:20, 11:] = -1
+  others[20:40] = TOKENS[0]
+  others[41] = -1
+  others[40] = TOKENS[40]
+  result = call(model, others, empty(model, BATCH))
+  assert differences(result.rows(row(40)), prefilled(model).rows(row(40))) == []
+
+
+@pytest.fixture(scope="module")
+def padded(model):
+  """The two results of `tiny.ragged`."""
+  _, (first, second) = tiny.ragged()
+  one = call(model, first, empty(model, BATCH))
+  return one, call(model, second, one.state)
+
+
+def test_padding_is_nothing(model, padded):
+  cuts, calls = tiny.ragged()
+  for i, cut in enumerate(cuts):
+    stops = (cut, TOKENS.shape[1] - cut)
+    parts = [part.rows(row(i)).tokens(stop) for part, stop in zip(padded, stops)]
+    assert differences(tiny.join(parts), prefilled(model).rows(row(i))) == []
+  for tokens, part in zip(calls, padded):
+    assert (part.trace["ids"][:, tokens < 0] == -1).all()
+
+
+def test_state_behind_padding_is_that_of_the_tokens(model, padded):
+  cuts, _ = tiny.ragged()
+  state = padded[0].state
+  np.testing.assert_array_equal(state.position, cuts)
+  for i in np.flatnonzero((cuts > 0) & (cuts < TOKENS.shape[1]))[:4]:
+    expected = tiny.alone(model, TOKENS[i, : cuts[i]]).state
+    assert_same_state(state.rows(row(i)), expected)
+  # Nothing but padding leaves every array as it was, used or not.
+  for x, y in zip(jax.tree.leaves(state.rows(row(0))), jax.tree.leaves(empty(model, 1))):
+    assert_same_bits(x, y)
+
+
+def assert_same_state(state, expected):
+  assert state.position.tolist() == expected.position.tolist()
+  a, b = tiny.export(state), tiny.export(expected)
+  assert a.keys() == b.keys()
+  for name, x in a.items():
+    assert_same_bits(x, b[name])
+
+
+# What lies in a cache unused.
+
+
+def fill_unused(state, value):
+  """A host state with a value in every cache entry beyond those in use."""
+
+  def fill(x, used):
+    x = np.array(x)
+    for i, count in enumerate(used):
+      x[i, ..., count:, :] = value
+    return x
+
+  def fill_layer(layer):
+    if isinstance(layer, KvCache):
+      return KvCache(fill(layer.keys, state.position), fill(layer.values, state.position))
+    parts = {}
+    for name in ("compressor", "indexer"):
+      part = getattr(layer, name)
+      if part is not None:
+        entries = fill(part.entries, state.position // layer.ratio)
+        parts[name] = part.replace(entries=entries)
+    return layer.replace(**parts)
+
+  return state.replace(layers=tuple(map(fill_layer, state.layers)))
+
+
+def test_unused_entries_cannot_reach_a_sum(model, decoded):
+  state = jax.device_get(empty(model, 1))
+  filled = tiny.run(model, TOKENS[:1], 7, state, between=lambda s: fill_unused(s, np.nan))
+  assert differences(filled, decoded) == []
+  leaves = map(np.float32, jax.tree.leaves(filled.state))
+  assert any(np.isnan(x).any() for x in leaves)  # some of the NaN is still there
+
+
+def test_capacity_and_a_neutral_execution_do_not_matter(model):
+  expected = prefilled(model).rows(slice(2)).tokens(None, start=tiny.FORK)
+  assert tiny.native_fork(model).state.length > expected.state.length
+  assert differences(tiny.native_fork(model), expected) == []
+
+
+# Executions side by side.
+
+
+@pytest.mark.parametrize("model", ["olmoe", "qwen2_moe", "deepseek_v4"], indirect=True)
+def test_lanes_of_executions_are_single_runs(model):
+  """One program for every contract and order: vmap over a stack of executions."""
+  contracts = (combine.P32, combine.C, combine.A, combine.B)
+  codes = np.array([contract.code for contract in contracts], np.int32)
+  rng, top_k = np.random.default_rng(3), model.config.top_k
+  orders = np.stack([rng.permutation(top_k) for _ in codes]).astype(np.int32)
+  before = tiny.run(model, TOKENS[:1, : tiny.FORK], 7).state
+
+  @jax.jit
+  def lanes(params, tokens, state, executions):
+    run = lambda lane: model.module.apply(params, tokens, state, lane, taps=tiny.TAPS)
+    return jax.vmap(run)(executions)
+
+  executions = Execution(codes=codes, orders=orders)
+  stacked = jax.device_get(lanes(model.params, TOKENS[:1, tiny.FORK :], before, executions))
+  results = [tiny.Result(*jax.tree.map(lambda x, i=i: x[i], stacked)) for i in range(len(codes))]
+  for result, code, order in zip(results, codes, orders):
+    single = tiny.fork(model, codes=constant(model, code), orders=constant(model, order))
+    assert differences(result, single.rows(row(0))) == []
+  prints = {result.trace["combined"].tobytes() for result in results}
+  assert len(prints) == len(codes)  # the lanes do differ
+
+
+def constant(model, value):
+  """The value in every layer, row and token of a fork."""
+  shape = (model.config.num_layers, 2, TOKENS.shape[1] - tiny.FORK)
+  return jnp.broadcast_to(jnp.asarray(value), (*shape, *np.shape(value)))
+
+
+# Machines.
+
+PROCESS_FAMILIES = ("olmoe", "deepseek_v4")
+
+
+def digests(*prefix, **environment):
+  """`tiny.digest` of two families in another process."""
+  command = [*prefix, sys.executable, "-m", "tests.models.tiny", *PROCESS_FAMILIES]
+  run = subprocess.run(
+    command, env=os.environ | environment, capture_output=True, text=True, check=False
+  )
+  assert run.returncode == 0, run.stderr
+  return json.loads(run.stdout)
+
+
+@functools.cache
+def digests_here():
+  return {family: tiny.digest(tiny.tiny(family)) for family in PROCESS_FAMILIES}
+
+
+def test_one_core_and_rows_spread_over_four_devices():
+  core = min(os.sched_getaffinity(0))
+  flags = "--xla_force_host_platform_device_count=4"
+  assert digests("taskset", "-c", str(core), XLA_FLAGS=flags) == digests_here()
+
+
+def test_plain_xla_kernels():
+  assert digests(MOEJAX_NATIVE="0") == digests_here()
+
+
+# The ring.
+
+
+@pytest.mark.parametrize("start", [0, 3, 8, 19])
+def test_a_rotated_ring_reads_the_same_keys(start):
+  """The compact list of each query, by age: 0 is the first token of the call."""
+  window, time, entries = 8, 3, 6
+  chosen = np.array([[[4, 0, 2]]], np.int32).repeat(time, axis=1)
+  lists = []
+  for begin in (start, start + 5):
+    tokens = jnp.zeros((1, time), jnp.int32)
+    run = Run(Mode(), Taps(), NATIVE, tokens, jnp.full(1, begin, jnp.int32), 64)
+    ages = np.full(window, -99)
+    for position in range(begin - window, begin):
+      ages[position % window] = position - begin
+    ring, new = jnp.zeros((1, window, 1)), jnp.zeros((1, time, 1))
+    index, count = window_and_entries(run, ring, new, jnp.full((1, time), 2, jnp.int32), chosen)
+    source = np.concatenate([ages, np.arange(time), 100 + np.arange(entries)])
+    lists.append([source[i[:n]].tolist() for i, n in zip(np.asarray(index[0]), count[0])])
+  expected = [[*range(t - window + 1, t + 1), 104, 100] for t in range(time)]
+  unfilled = [[age for age in keys if age >= -start] for keys in expected]
+  assert lists[0] == unfilled
+  assert lists[1] == [[age for age in keys if age >= -start - 5] for keys in expected]
+  assert start < window or lists[0] == lists[1]
