@@ -2,4 +2,4 @@
 
 from moejax import checkpoints, combine, inference, models, numerics
 from moejax.checkpoints import load
-from moejax.models import Execution, Mode, Pins, Taps
+from moejax.models import Delta, Execution, Mode, Pins, Taps

@@ -18,11 +18,25 @@ from moejax.models.run import Run
 from moejax.models.tensors import Tensor
 
 
+def _moe_layers(num_layers: int, first: int, step: int) -> tuple[int, ...]:
+  return tuple(i for i in range(num_layers) if i >= first and i % step == 0)
+
+
 @dataclasses.dataclass(frozen=True)
 class DeepseekMoeConfig(Config):
   """Adds the number of shared experts, whose widths add up to `shared_size`."""
 
   num_shared: int = 0
+
+
+def _spelling(config: DeepseekMoeConfig) -> tuple[int, int]:
+  """(first_k_dense_replace, moe_layer_freq) that give the config's MoE layers."""
+  n = config.num_layers
+  for step in range(1, n + 1):
+    for first in range(n + 1):
+      if _moe_layers(n, first, step) == config.moe_layers:
+        return first, step
+  raise ValueError("config: this pattern of dense layers has no DeepSeek-MoE spelling.")
 
 
 class RootAttention(Attention):
@@ -75,18 +89,14 @@ class DeepseekMoe(Decoder):
       num_shared=num_shared,
       shared_size=num_shared * width,
       norm_topk_prob=fields.get("norm_topk_prob", default=False),
-      moe_layers=tuple(i for i in range(common["num_layers"]) if i >= first and i % step == 0),
+      moe_layers=_moe_layers(common["num_layers"], first, step),
       dense_size=fields.get("intermediate_size"),
       rope_theta=fields.plain_rope_theta(),
     )
 
   @staticmethod
   def write_config(config: DeepseekMoeConfig) -> dict[str, Any]:
-    dense = [i for i in range(config.num_layers) if i not in config.moe_layers]
-    first = config.moe_layers[0] if config.moe_layers else config.num_layers
-    later = config.moe_layers[1:2]
-    if any(i > first for i in dense) and not later:
-      raise ValueError("config: this pattern of dense layers has no DeepSeek-MoE spelling.")
+    first, step = _spelling(config)
     return common_fields(config) | dict(
       architectures=["DeepseekForCausalLM"],
       model_type="deepseek",
@@ -96,7 +106,7 @@ class DeepseekMoe(Decoder):
       intermediate_size=config.dense_size,
       norm_topk_prob=config.norm_topk_prob,
       first_k_dense_replace=first,
-      moe_layer_freq=later[0] - first if later else 1,
+      moe_layer_freq=step,
       scoring_func="softmax",
       rope_theta=config.rope_theta,
       attention_bias=False,

@@ -65,6 +65,7 @@ class DeepseekV4Moe(nn.Module):
       bias = self.param("router_bias", nn.initializers.zeros, (c.num_experts,))
       biased = scores + layers.weight_rows(bias, scores)
       ids, margins, ties = router.select(run, biased, biased, c.top_k)
+    # transformers always normalises, whatever norm_topk_prob says.
     weights = router.weigh(
       run,
       scores,

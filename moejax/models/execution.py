@@ -68,7 +68,8 @@ class Mode:
 class Taps:
   """What a forward pass returns beside logits and state; the rest costs nothing.
 
-  Each is one array of the trace, with leading axes [L, B, T]; zero (ids: -1) at dense layers.
+  Each is one array of the trace, with leading axes [L, B, T]; zero (ids: -1) at dense layers. The
+  persistent state after the call needs no tap: it is the second result.
 
   Attributes:
     router_logits: float32 [E], in the router's dtype, before any score function.

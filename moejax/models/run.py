@@ -55,16 +55,16 @@ class Run:
     execution = self.execution.at_layer(layer, shape, top_k, num_experts)
     return dataclasses.replace(self, execution=execution)
 
-  def quantize(self, x, group: int = 128):
+  def quantize(self, x):
     """x [B, T, ..., N] as a linear layer reads it: the simulated activation quantiser, if any.
 
-    `group` elements share an FP8 scale.
+    FP8 has a scale for every 128 channels, INT8 one for each token.
     """
     kind = self.mode.activations
     if kind == "none":
       return x
     if kind == "qdq":
-      return self.blend(x, numerics.qdq_fp8(x, min(group, x.shape[-1])))
+      return self.blend(x, numerics.qdq_fp8(x, min(128, x.shape[-1])))
     return self.blend(x, numerics.fake_quantize(x, 8))
 
   def strengths_at(self, index) -> "Run":

@@ -63,12 +63,13 @@ class Indexer(nn.Module):
     lengths = jnp.repeat(quotient(run.positions + 1, self.ratio), heads, axis=1)
     dots = ops.batched(q.reshape(batch, time * heads, width), entries, lengths, transposed=True)
     dots = jnp.swapaxes(dots.reshape(batch, time, heads, -1), -1, -2)
-    scale = np.float32(c.index_dim**-0.5 * c.index_heads**-0.5)
     weights = jnp.broadcast_to(weights[:, :, None], dots.shape)
     if run.mode.rounding == "reference":
-      r = ops.round
+      r, scale = ops.round, np.float32(c.index_dim**-0.5 * c.index_heads**-0.5)
       return r(ops.sum(r(nn.relu(r(dots)) * r(weights * scale))))
-    return ops.sum(ops.multiply(ops.multiply(nn.relu(dots), weights), scale))
+    scaled = ops.multiply(nn.relu(dots), np.float32(c.index_dim**-0.5))
+    weights = ops.multiply(weights, np.float32(c.index_heads**-0.5))
+    return ops.sum(ops.multiply(scaled, weights))
 
 
 def sink_attention(run: Run, q, keys, lengths, sinks):

@@ -105,14 +105,17 @@ class Decoder:
   """One sequence through the model of a config.json and its tensors, [out, in] as in files.
 
   Attributes:
-    blocks: float32 [L, T, D], the residual stream after each block.
-    ids, weights: [L] lists of [T, K], experts ascending and their gates; None at a dense layer.
+    blocks: [L] of [T, D], the residual stream after each block.
+    ids, weights: of each MoE layer [T, K], experts ascending and their gates.
+    routed, combined: of each MoE layer [T, D], the routed sum before it is rounded, and the output.
+    state: keys and values [heads, T, C] by the names of `moejax.models.export`.
   """
 
   def __init__(self, config, tensors, contract="native"):
     self.c, self.w, self.contract = config, tensors, contract
     self.family = config["model_type"]
-    self.blocks, self.ids, self.weights = [], [], []
+    self.blocks, self.ids, self.weights, self.routed, self.combined = [], [], [], [], []
+    self.state = {}
 
   def __call__(self, tokens):
     """int [T] → logits float32 [T, V]."""
@@ -172,6 +175,9 @@ class Decoder:
     prefix += "self_attn."
     q, k, v = self.project(x, prefix)
     q, k = self.rotate(q), self.rotate(k)
+    for name, value in (("keys", k), ("values", v)):
+      layer = prefix.removeprefix("model.").removesuffix("self_attn.")
+      self.state[layer + name] = value.swapaxes(0, 1)
     group = q.shape[1] // k.shape[1]
     out = np.zeros_like(q)
     for t in range(len(x)):
@@ -197,16 +203,18 @@ class Decoder:
     prefix += "block_sparse_moe." if self.family == "mixtral" else "mlp."
     routes = [self.route(logits) for logits in self.linear(x, prefix + "gate")]
     routed = np.stack([self.experts(x[t], *route, prefix) for t, route in enumerate(routes)])
-    ids, gates = (np.stack([np.asarray(r[i]) for r in routes]) for i in range(2))
-    order = np.argsort(ids, axis=-1)
-    self.ids.append(np.take_along_axis(ids, order, -1))
-    self.weights.append(np.take_along_axis(gates, order, -1))
+    out = to_bf16(routed)
     if self.family == "qwen2_moe":
       gate = to_bf16(Canonical.sigmoid(self.linear(x, prefix + "shared_expert_gate")))
-      routed = to_bf16(routed + to_bf16(gate * self.mlp(x, prefix + "shared_expert.")))
+      out = to_bf16(out + to_bf16(gate * self.mlp(x, prefix + "shared_expert.")))
     if self.family == "deepseek" and self.c["n_shared_experts"]:
-      routed = to_bf16(routed + self.mlp(x, prefix + "shared_experts."))
-    return routed
+      out = to_bf16(out + self.mlp(x, prefix + "shared_experts."))
+    orders = [np.argsort(ids) for ids, _ in routes]
+    self.ids.append(np.stack([np.take(ids, o) for (ids, _), o in zip(routes, orders)]))
+    self.weights.append(np.stack([gates[o] for (_, gates), o in zip(routes, orders)]))
+    self.routed.append(routed)
+    self.combined.append(out)
+    return out
 
   def route(self, logits):
     """Logits [E] → (ids in slot order, gates float32 as the router gives them)."""
@@ -226,7 +234,7 @@ class Decoder:
     return ids, gates
 
   def experts(self, x, ids, gates, prefix):
-    """The routed sum of one token [D], rounded to BF16.
+    """The routed sum of one token, [D].
 
     Terms: R(R(o) · R(g)); Mixtral keeps the gate, and its native sum keeps the product. Sums: in
     float32 over slots, or with a rounding at each addition over ascending ids.
@@ -243,4 +251,4 @@ class Decoder:
       total = total + term
       if loop:
         total = to_bf16(total)
-    return to_bf16(total)
+    return total

@@ -53,8 +53,8 @@ class Sequence:
     kv_bits: bits of the symmetric grid over each stored key-value vector, or None.
 
   Attributes:
-    trace: of each step, one entry per layer: post_block, router_logits, ids, weights (ascending
-      ids), slots, margins, ties, terms; and picks, the entries that an indexer chose.
+    trace: of each step and layer, values by the names of `moejax.models.Taps`; and picks, the
+      entries that an indexer chose.
   """
 
   def __init__(self, config, tensors, rounding="float64", qdq=False, kv_bits=None):
@@ -306,7 +306,9 @@ class Sequence:
     relu = np.maximum(self.ref(self.ops.dot(np.stack(entries), q)), self.number(0))
     by_width, by_heads = (c[name] ** -0.5 for name in ("index_head_dim", "index_n_heads"))
     if self.rounding == "reference":
-      scores = self.r(self.ops.sum(self.r(relu * self.r(weights * self.number(by_width * by_heads)))))
+      scores = self.r(
+        self.ops.sum(self.r(relu * self.r(weights * self.number(by_width * by_heads))))
+      )
     else:
       scores = self.ops.sum((relu * self.number(by_width)) * (weights * self.number(by_heads)))
     return first_best(scores, c["index_topk"])
@@ -361,10 +363,12 @@ class Sequence:
       output = self.ops.dot(a, self.w[expert + "w2.weight"])
       terms[slots[slot]] = output if before else self.r(output) * weights[slot]
       total = total + self.r(terms[slots[slot]])
-    self.note(terms=np.stack([terms[expert] for expert in sorted(terms)]))
     shared = self.r(self.activate(x, prefix + "shared_experts."))
     shared = self.linear(shared, prefix + "shared_experts.w2")
-    return self.r(self.hf(total) + shared)
+    out = self.r(self.hf(total) + shared)
+    terms = np.stack([terms[expert] for expert in sorted(terms)])
+    self.note(terms=terms, routed=total, shared=shared, combined=out)
+    return out
 
   def state(self):
     """Every tensor of section 4 by the names of `moejax.models.export`, in canonical order."""

@@ -1,4 +1,4 @@
-"""Live comparison with transformers (extra `parity`): what we save it reads, its cache is our state.
+"""Live comparison with transformers (extra `parity`): it reads what we save; its cache, our state.
 
 The combines of its expert layers are compared in `tests/combine/test_parity.py`.
 """

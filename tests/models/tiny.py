@@ -277,22 +277,30 @@ def join(parts: list[Result]) -> Result:
   return Result(np.concatenate([p.logits for p in parts], axis=1), parts[-1].state, trace)
 
 
+def quantised_mode(model: Tiny) -> Mode:
+  """With every simulated quantiser that the family has, for strengths to turn on."""
+  qdq = model.config.has_activation_quantization
+  return Mode(kv_bits=4, activations="qdq" if qdq else "int8")
+
+
 def neutral(model: Tiny, batch: int, time: int) -> Execution:
-  """The native run with every part of the execution present, none of which says anything."""
+  """The native run with every part of the execution present, none of which does anything."""
   c = model.config
   shape, streams = (c.num_layers, batch, time), getattr(c, "hc_mult", None)
   width = (c.hidden_size,) if streams is None else (streams, c.hidden_size)
-  zeros = lambda *tail: jnp.zeros((*shape, *tail), jnp.int32)
+  zeros = lambda *tail, dtype=jnp.int32: jnp.zeros((*shape, *tail), dtype)
   return Execution(
     codes=zeros() - 1,
     orders=zeros(c.top_k) - 1,
     pins=Pins(
       ids=zeros(c.top_k),
-      weights=jnp.full((*shape, c.top_k), 7.0, jnp.float32),
+      weights=zeros(c.top_k, dtype=jnp.float32) + 7,
       slots=zeros(c.top_k),
-      mask=jnp.zeros(shape, bool),
+      mask=zeros(dtype=bool),
     ),
     delta=Delta(jnp.int32(0), jnp.int32(0), jnp.zeros((batch, *width), jnp.uint32)),
+    kv_strength=zeros(dtype=jnp.float32),
+    activation_strength=zeros(dtype=jnp.float32),
     expert_mask=jnp.ones((*shape, c.num_experts), bool),
   )
 
@@ -317,10 +325,11 @@ def prefilled(model: Tiny) -> Result:
 
 
 @functools.cache
-def _before_fork(model: Tiny) -> PersistentState:
+def before_fork(model: Tiny) -> PersistentState:
+  """Of two rows, at position FORK."""
   state, tokens = model.module.init_state(2, CAPACITY), draw_tokens(BATCH)[:2]
   for piece in (tokens[:, :7], tokens[:, 7:FORK]):
-    state = call(model, piece, state, neutral(model, 2, 7)).state
+    state = call(model, piece, state, neutral(model, 2, 7), quantised_mode(model)).state
   return state
 
 
@@ -328,13 +337,17 @@ def fork(model: Tiny, **parts) -> Result:
   """Two rows from position FORK on, with parts of the neutral execution replaced."""
   tokens = draw_tokens(BATCH)[:2, FORK:]
   execution = neutral(model, *tokens.shape).replace(**parts)
-  return call(model, tokens, _before_fork(model), execution)
+  return call(model, tokens, before_fork(model), execution, quantised_mode(model))
 
 
 @functools.cache
 def native_fork(model: Tiny) -> Result:
   """`fork` without replacing anything."""
   return fork(model)
+
+
+# uint32 [L, B, 4] of a state.
+state_fingerprints = jax.jit(lambda state: state.fingerprints())
 
 
 def contents(result: Result) -> dict[str, np.ndarray]:
