@@ -6,6 +6,9 @@ import numpy as np
 
 PADDING = -1
 
+# States are made for a multiple of this many positions, so that few lengths are compiled.
+_STATE_STEP = 64
+
 
 def pad(prompts: Sequence[Sequence[int]], multiple: int = 1) -> np.ndarray:
   """Rows of token ids as int32 [B, T], T the longest rounded up to a multiple."""
@@ -28,6 +31,11 @@ def check_prompts(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
       raise ValueError(
         f"prompt {index}: token id {bad[0]} is outside the vocabulary of {vocab_size}."
       )
+
+
+def state_length(num_tokens: int) -> int:
+  """Positions to make a state for; bits do not depend on them."""
+  return -(-num_tokens // _STATE_STEP) * _STATE_STEP
 
 
 def common_prefix(prompts: Sequence[Sequence[int]]) -> int:

@@ -9,7 +9,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from moejax.inference.batches import check_prompts, common_prefix
+from moejax.inference.batches import check_prompts, common_prefix, state_length
 from moejax.inference.forward import check_nan, LoadedModel, prefill
 from moejax.models import Execution, Mode, NATIVE, PersistentState, Taps
 from moejax.models.execution import DEFAULT
@@ -54,7 +54,7 @@ def generate(
   if max_new_tokens < 1:
     raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}.")
   check_prompts(prompts, model.config.vocab_size)
-  length = max(map(len, prompts)) + max_new_tokens
+  length = state_length(max(map(len, prompts)) + max_new_tokens)
   shared = common_prefix(prompts) if len(prompts) > 1 and execution.rows_alike() else 0
   # Each row keeps a token of its own, for its logits.
   shared = min(shared, min(map(len, prompts)) - 1)

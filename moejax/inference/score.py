@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from moejax.inference.batches import state_length
 from moejax.inference.forward import check_nan, join_traces, LoadedModel
 from moejax.models import Execution, Mode, NATIVE, Taps
 from moejax.models.arithmetic import arithmetic
@@ -58,7 +59,7 @@ def score(
   if not 1 <= prefill < time:
     raise ValueError(f"score: prefill must be within 1 .. {time - 1}, got {prefill}.")
   execution.check(config.top_k, config.num_experts)
-  state = model.module.init_state(rows, time - 1, mode)
+  state = model.module.init_state(rows, state_length(time - 1), mode)
   step = chunk or time - 1
   watched = dataclasses.replace(taps, nan_experts=True)
   parts, traces = [], []

@@ -387,6 +387,13 @@ def test_tensors_are_the_parameters(model):
     assert all(x.dtype == parameter_dtype(want[path], dtype) for path, x in found.items())
 
 
+def test_tables_of_experts_are_no_weights(model):
+  weights = [x for x in jax.tree.leaves(model.params) if jnp.issubdtype(x.dtype, jnp.floating)]
+  assert num_parameters(model.config) == sum(x.size for x in weights)
+  tables = len(jax.tree.leaves(model.params)) - len(weights)
+  assert tables == len(getattr(model.config, "hash_layers", ()))
+
+
 def test_random_hash_tables_have_distinct_experts():
   one, other = (np.asarray(distinct_experts(jax.random.key(i), (61, 5), 11)) for i in range(2))
   assert one.shape == (61, 5) and one.dtype == np.int32 and (one != other).any()

@@ -41,9 +41,14 @@ def shapes(rng, count):
     yield int(m), k, n
 
 
-def test_200_random_shapes_on_every_instruction_set(each_isa):
+# Compiling a program for each shape is what costs.
+HOW_MANY = [pytest.param(40, id="some"), pytest.param(200, id="many", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("count", HOW_MANY)
+def test_random_shapes_on_every_instruction_set(each_isa, count):
   rng = np.random.default_rng(0)
-  for m, k, n in shapes(rng, 200):
+  for m, k, n in shapes(rng, count):
     a, w = bf16(rng, m, k), bf16(rng, k, n)
     blocked = bool(rng.integers(2))
     expected = oracles.dot(a, w, 256 if blocked else None)
@@ -51,9 +56,10 @@ def test_200_random_shapes_on_every_instruction_set(each_isa):
       assert_same_bits(numerics.dot(a, w, blocked=blocked), expected)
 
 
-def test_200_random_shapes_in_plain_xla():
+@pytest.mark.parametrize("count", HOW_MANY)
+def test_random_shapes_in_plain_xla(count):
   rng = np.random.default_rng(0)
-  for m, k, n in shapes(rng, 200):
+  for m, k, n in shapes(rng, count):
     a, w = bf16(rng, m, k), bf16(rng, k, n)
     blocked = bool(rng.integers(2))
     assert_same_bits(dots._dot_xla(a, w, blocked), oracles.dot(a, w, 256 if blocked else None))
@@ -70,7 +76,7 @@ def test_more_rows_than_a_row_block_and_wide_strips(each_isa):
 
 def test_dot_f32_on_every_instruction_set_and_in_plain_xla(each_isa):
   rng = np.random.default_rng(2)
-  for m, k, n in shapes(rng, 40):
+  for m, k, n in shapes(rng, 20):
     a, w = f32(rng, m, k), f32(rng, k, n)
     expected = oracles.dot(a, w)
     for _ in each_isa():
