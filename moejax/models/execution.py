@@ -172,6 +172,7 @@ class Execution:
     kv_strength: float32, broadcastable to [L, B, T], of the KV quantiser of the mode.
     activation_strength: the same for activations.
     expert_mask: bool, broadcastable to [L, B, T, E]; an expert whose entry is false is not chosen.
+      Where a table decides (hash layers), the table does.
   """
 
   codes: jax.Array | None = None

@@ -1,5 +1,6 @@
 """Parameters of a config without a checkpoint: how many there are, and random ones."""
 
+import functools
 import math
 
 import jax
@@ -31,16 +32,17 @@ def init_params(config: Config, key: jax.Array, dtype: str = "bfloat16"):
     key: PRNG key.
     dtype: "bfloat16" or "float32", of the weights.
   """
+  return _init(config, key, dtype)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _init(config, key, dtype):
   model = family_of(config)(config)
   tensors = {t.path: t for t in model.tensors(config)}
 
   def cast(path, x):
     return x.astype(parameter_dtype(tensors[tuple(entry.key for entry in path)], dtype))
 
-  @jax.jit
-  def init(key):
-    state = model.init_state(1, 1, _TRAINING)
-    params = model.init(key, jnp.zeros((1, 1), jnp.int32), state, mode=_TRAINING)["params"]
-    return {"params": jax.tree_util.tree_map_with_path(cast, params)}
-
-  return init(key)
+  state = model.init_state(1, 1, _TRAINING)
+  params = model.init(key, jnp.zeros((1, 1), jnp.int32), state, mode=_TRAINING)["params"]
+  return {"params": jax.tree_util.tree_map_with_path(cast, params)}

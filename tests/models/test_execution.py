@@ -4,7 +4,6 @@
 one program serves most of this file.
 """
 
-import dataclasses
 import types
 
 import jax
@@ -12,19 +11,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from moejax import numerics
 from moejax.combine import A, B, C, merge_shared, P32
 from moejax.combine.reduce import combine_rows
-from moejax.models import config_from_hf, Delta, Execution, layers, Mode, NATIVE, Pins, router, Taps
-from moejax.models.arithmetic import Canonical
+from moejax.models import Delta, Execution, layers, Mode, Pins
 from moejax.models.execution import DEFAULT
 from tests.models import tiny
-from tests.models.tiny import BATCH, call, differences, draw_tokens, FORK, LENGTH, native_fork
-from tests.oracles import assert_same_bits, bits, to_bf16
-
-TOKENS = draw_tokens(BATCH)
-TIME = TOKENS.shape[1] - FORK
-AT = 3  # the token of a fork that is changed
+from tests.models.forks import (
+  assert_changes_only_what_follows,
+  AT,
+  at_one,
+  layer_of,
+  native_rows,
+  TIME,
+  TOKENS,
+)
+from tests.models.tiny import call, differences, FORK, LENGTH, native_fork
+from tests.oracles import assert_same_bits, bits
 
 
 @pytest.fixture(params=tiny.FAMILIES, scope="module")
@@ -32,43 +34,38 @@ def model(request):
   return tiny.tiny(request.param)
 
 
-def layer_of(model):
-  """The first layer whose router decides; in three families others follow."""
-  return model.top_k_layers[0]
+def test_capacity_and_a_neutral_execution_do_not_matter(model):
+  assert native_fork(model).state.length > LENGTH
+  for i, row in enumerate(native_rows(model)):
+    assert differences(native_fork(model).rows(slice(i, i + 1)), row) == []
 
 
-def at_one(model, value, rest):
-  """`value` at layer `layer_of`, token AT of both rows, `rest` everywhere else."""
+@pytest.mark.parametrize("model", ["olmoe", "deepseek_v4"], indirect=True)
+def test_lanes_of_executions_are_single_runs(model):
+  """One program for every contract and order: vmap over a stack of executions."""
+  codes = np.array([scheme.code for scheme in (P32, C, A, B)], np.int32)
+  rng, top_k = np.random.default_rng(3), model.config.top_k
+  orders = np.stack([rng.permutation(top_k) for _ in codes]).astype(np.int32)
+
+  @jax.jit
+  def lanes(params, tokens, state, executions):
+    run = lambda lane: model.module.apply(params, tokens, state, lane, taps=tiny.TAPS)
+    return jax.vmap(run)(executions)
+
+  executions = Execution(codes=codes, orders=orders)
+  stacked = lanes(model.params, TOKENS[:2, FORK:], tiny.before_fork(model), executions)
+  stacked = jax.device_get(stacked)
+  results = [tiny.Result(*jax.tree.map(lambda x, i=i: x[i], stacked)) for i in range(len(codes))]
+  for result, code, order in zip(results, codes, orders):
+    single = tiny.fork(model, codes=everywhere(model, code), orders=everywhere(model, order))
+    assert differences(result, single) == []
+  assert len({result.trace["combined"].tobytes() for result in results}) == len(codes)
+
+
+def everywhere(model, value):
+  """The value in every layer, row and token of a fork."""
   shape = (model.config.num_layers, 2, TIME, *np.shape(value))
-  out = np.broadcast_to(np.asarray(rest, np.asarray(value).dtype), shape).copy()
-  out[layer_of(model), :, AT] = value
-  return jnp.asarray(out)
-
-
-def out_of_reach(model, x):
-  """The values of [L, B, T, ...] that a change at `at_one` cannot reach."""
-  layer = layer_of(model)
-  after = x[layer + 1 :, :, :AT]
-  return np.concatenate([part.ravel() for part in (x[:layer], np.delete(x[layer], AT, 1), after)])
-
-
-def assert_changes_only_what_follows(model, result, native=None):
-  """Against another run of the same tokens, the native one by default."""
-  native = native or native_fork(model)
-  for name in ("post_block", "ids", "terms"):
-    kept, expected = (out_of_reach(model, r.trace[name]) for r in (result, native))
-    assert_same_bits(kept, expected)
-  assert_same_bits(result.logits[:, :AT], native.logits[:, :AT])
-  for row in range(2):
-    here = (layer_of(model), row, AT)
-    assert (bits(result.trace["post_block"][here]) != bits(native.trace["post_block"][here])).any()
-    assert (bits(result.logits[row, AT]) != bits(native.logits[row, AT])).any()
-  # The layers up to the changed one keep their state; a cache is written before experts are summed.
-  new, old = tiny.contents(result), tiny.contents(native)
-  kept = [f"{row}.layers.{i}." for row in range(2) for i in range(layer_of(model) + 1)]
-  for name in new:
-    if name.startswith(tuple(kept)):
-      assert_same_bits(new[name], old[name])
+  return jnp.asarray(np.broadcast_to(value, shape))
 
 
 # Pins.
@@ -209,7 +206,7 @@ def float_fork(model, value):
 
 def test_float_delta_is_a_float32_addition_and_default_strength_is_one():
   model = tiny.tiny("olmoe")
-  one = everywhere(model, 1)
+  one = everywhere(model, ONE)
   quantised = tiny.fork(model, **strengths(one, one))
   value = np.random.default_rng(4).standard_normal((2, model.config.hidden_size)).astype(np.float32)
   assert differences(float_fork(model, np.full_like(value, -0.0)), quantised) == []
@@ -241,135 +238,7 @@ def test_deltas_of_streams_and_of_signed_zeros():
   assert_same_bits(changed(np.ones((3, 4), np.float32), layer=1), x)
 
 
-# Routes.
-
-
-def test_ids_are_distinct_ascending_and_slots_permute_them(model):
-  trace = native_fork(model).trace
-  at = np.array(model.moe_layers)
-  assert (np.diff(trace["ids"][at]) > 0).all()
-  assert (trace["ids"][at] >= 0).all() and (trace["ids"] < model.config.num_experts).all()
-  top_k = np.arange(model.config.top_k, dtype=np.int32)
-  assert (np.sort(trace["slots"][at]) == top_k).all()
-  dense = [i for i in range(model.config.num_layers) if i not in model.moe_layers]
-  assert (trace["ids"][dense] == -1).all() and (trace["terms"][dense] == 0).all()
-
-
-def router_scores(model, trace, layer):
-  """float64 [B, T, E] from the traced logits: scores before any bias."""
-  x = trace["router_logits"][layer].astype(np.float64)
-  if model.config.family == "deepseek_v4":
-    return np.sqrt(np.log1p(np.exp(x)))
-  e = np.exp(x - x.max(-1, keepdims=True))
-  return e / e.sum(-1, keepdims=True)
-
-
-def test_weights_are_scores_normalised_where_the_config_says_so(model):
-  c, trace = model.config, native_fork(model).trace
-  normalised = tiny.FIELDS[c.family].get("norm_topk_prob", True)  # Mixtral always does
-  rounded = c.family == "deepseek"  # scores and weights are BF16 there
-  for layer in model.moe_layers:
-    scores = router_scores(model, trace, layer)
-    if rounded:
-      scores = to_bf16(scores).astype(np.float64)
-    chosen = np.take_along_axis(scores, trace["ids"][layer], -1)
-    if normalised:
-      chosen = chosen / chosen.sum(-1, keepdims=True) * getattr(c, "routed_scale", 1.0)
-    # BF16: the sum, the quotient. float32: a few roundings each of exp, sums and quotients.
-    tolerance = 2.0**-8 + 2.0**-9 if rounded else 2e-6
-    np.testing.assert_allclose(trace["weights"][layer], chosen, rtol=tolerance)
-    slots = np.take_along_axis(trace["weights"][layer], trace["slots"][layer], -1)
-    if layer in model.top_k_layers and c.family != "deepseek_v4":
-      assert (np.diff(slots) <= 0).all()  # best first
-
-
-@pytest.mark.parametrize("normalize", [False, True])
-def test_weigh_adds_in_slot_order(normalize):
-  scores = np.random.default_rng(5).random((20, 30, 11), np.float32)
-  ids = np.argsort(-scores)[..., :5].astype(np.int32)
-  run = types.SimpleNamespace(ops=Canonical)
-  weights = router.weigh(run, jnp.asarray(scores), jnp.asarray(ids), normalize=normalize)
-  chosen = np.take_along_axis(scores, ids, -1)
-  total = np.zeros((20, 30), np.float32)
-  for slot in range(5):
-    total = total + chosen[..., slot]
-  assert_same_bits(weights, chosen / total[..., None] if normalize else chosen)
-
-
-def test_select_takes_the_lowest_id_of_equals():
-  scores = np.array([[[1, 3, 2, 3, 2, 2, 0.5]], [[0.0, -0.0, -1, 0.0, -0.0, -2, -3]]], np.float32)
-  run = types.SimpleNamespace(execution=Execution())
-  for top_k, expected, margins, ties in (
-    (2, [[1, 3], [0, 1]], [1, 0], [False, True]),
-    (3, [[1, 3, 2], [0, 1, 3]], [0, 0], [True, True]),
-    (4, [[1, 3, 2, 4], [0, 1, 3, 4]], [0, 1], [True, False]),
-    (7, [[1, 3, 2, 4, 5, 0, 6], [0, 1, 3, 4, 2, 5, 6]], [np.inf] * 2, [False] * 2),
-  ):
-    ids, margin, tie = router.select(run, jnp.asarray(scores), jnp.asarray(scores), top_k)
-    np.testing.assert_array_equal(ids[:, 0], expected)
-    np.testing.assert_array_equal(margin[:, 0], margins)
-    np.testing.assert_array_equal(tie[:, 0], ties)
-
-
-def test_a_router_of_equal_columns_selects_the_first_experts(model):
-  def equal(path, x):
-    if path.endswith("router"):
-      return jnp.broadcast_to(x[:, :1], x.shape)
-    return jnp.zeros_like(x) if path.endswith("router_bias") else x
-
-  trace = call(tiny.with_params(model, equal), TOKENS[:1, :7], empty(model)).trace
-  at, top_k = model.top_k_layers, np.arange(model.config.top_k)
-  for name in ("ids", "slots"):
-    np.testing.assert_array_equal(trace[name][at], np.broadcast_to(top_k, trace[name][at].shape))
-  assert trace["ties"][at].all() and (trace["margins"][at] == 0).all()
-  assert (trace["weights"][at] == trace["weights"][at][..., :1]).all()
-  assert not native_fork(model).trace["ties"].all()
-
-
-def empty(model, rows=1, mode=DEFAULT):
-  return model.module.init_state(rows, LENGTH, mode)
-
-
-def test_masked_experts_are_not_chosen(model):
-  native, layer = native_fork(model), layer_of(model)
-  ids = native.trace["ids"][layer]
-  banned = ids[:, AT, 0]
-  mask = np.ones((model.config.num_layers, 2, TIME, model.config.num_experts), bool)
-  mask[layer, [0, 1], AT, banned] = False
-  result = tiny.fork(model, expert_mask=jnp.asarray(mask))
-  assert_changes_only_what_follows(model, result)
-  for row in range(2):
-    new = result.trace["ids"][layer, row, AT]
-    assert banned[row] not in new and (np.diff(new) > 0).all()
-    assert set(ids[row, AT]) - {banned[row]} < set(new)  # and one more
-    # The margin is to the strongest expert left out that was allowed.
-    assert result.trace["margins"][layer, row, AT] > 0
-
-
-def ranked_by(model, trace, layer):
-  """What experts are ranked by, and what margins are measured in: float32 [B, T, E] each."""
-  logits = trace["router_logits"][layer]
-  if model.config.family == "deepseek_v4":
-    bias = np.asarray(model.params["params"][f"layers_{layer}"]["moe"]["router_bias"])
-    return (numerics.sqrt_softplus(logits) + bias,) * 2
-  scores = numerics.softmax(logits)
-  return (to_bf16(scores) if model.config.family == "deepseek" else scores), logits
-
-
-def test_margins_and_ties_are_of_the_last_in_and_the_first_out(model):
-  trace = native_fork(model).trace
-  for layer in model.top_k_layers:
-    scores, measure = ranked_by(model, trace, layer)
-    chosen = np.zeros(scores.shape, bool)
-    np.put_along_axis(chosen, trace["ids"][layer], True, -1)
-    last = lambda x: np.where(chosen, x, np.inf).min(-1)
-    first = lambda x: np.where(chosen, -np.inf, x).max(-1)
-    assert (last(scores) >= first(scores)).all()
-    assert_same_bits(trace["margins"][layer], last(measure) - first(measure))
-    np.testing.assert_array_equal(trace["ties"][layer], last(scores) == first(scores))
-
-
-# DeepSeek-V4's routers.
+# Simulated quantisers.
 
 
 @pytest.fixture(scope="module")
@@ -377,113 +246,26 @@ def v4():
   return tiny.tiny("deepseek_v4")
 
 
-def decode_one(model, tokens=TOKENS[:1, :7]):
-  """The first seven tokens from an empty state."""
-  return call(model, tokens, empty(model))
-
-
-def test_router_bias_selects_and_never_weighs(v4):
-  shift = lambda amount: lambda path, x: x + amount if path.endswith("router_bias") else x
-  native, shifted = decode_one(v4), decode_one(tiny.with_params(v4, shift(np.float32(0.25))))
-  assert differences(native, shifted) == ["margins"]
-
-  def favour(path, x):
-    return x.at[7].set(100.0) if path.endswith("router_bias") else x
-
-  trace = decode_one(tiny.with_params(v4, favour)).trace
-  for layer in v4.top_k_layers:
-    assert (trace["ids"][layer] == 7).any(-1).all()
-    assert (native.trace["ids"][layer] != 7).all(-1).any()
-    chosen = np.take_along_axis(router_scores(v4, trace, layer), trace["ids"][layer], -1)
-    weights = chosen / chosen.sum(-1, keepdims=True) * v4.config.routed_scale
-    np.testing.assert_allclose(trace["weights"][layer], weights, rtol=2e-6)
-
-
-def test_hash_layers_take_the_row_of_the_table(v4):
-  trace = decode_one(v4).trace
-  assert v4.config.hash_layers == (0, 1)
-  for layer in v4.config.hash_layers:
-    moe = v4.params["params"][f"layers_{layer}"]["moe"]
-    assert "router_bias" not in moe
-    rows = np.asarray(moe["hash_table"])[TOKENS[:1, :7]]
-    by_slot = np.take_along_axis(trace["ids"][layer], trace["slots"][layer], -1)
-    np.testing.assert_array_equal(by_slot, rows)
-    assert np.isnan(trace["margins"][layer]).all() and not trace["ties"][layer].any()
-
-
-# NaN experts.
-
-
-def poison(model, experts):
-  """The model with NaN in the down projection of experts[layer]."""
-
-  def change(path, x):
-    layer = path.split(".")[0]
-    if path.endswith("experts.down") and layer in experts:
-      return x.at[np.array(experts[layer])].set(np.nan)
-    return x
-
-  return tiny.with_params(model, change)
-
-
-def unchosen(model, trace, valid=slice(None)):
-  """Which experts no token chose, by the name of the layer."""
-  every = set(range(model.config.num_experts))
-  return {
-    f"layers_{i}": sorted(every - set(trace["ids"][i, :, valid].ravel().tolist()))
-    for i in model.moe_layers
-  }
-
-
-def test_nan_in_experts_that_nobody_chose_is_not_seen(model):
-  """A decode step, and a call whose padding would choose others."""
-  step = call(model, TOKENS[:1, :1], empty(model))
-  left = unchosen(model, step.trace)
-  assert all(left.values())
-  assert differences(call(poison(model, left), TOKENS[:1, :1], empty(model)), step) == []
-  padded = np.full((1, 7), -1, np.int32)
-  padded[:, 0] = TOKENS[0, 0]
-  behind = call(poison(model, left), padded, empty(model))
-  assert differences(behind.tokens(1), step) == []
-  assert (behind.trace["nan_experts"] == -1).all()
-
-
-def test_a_nan_expert_is_named_with_its_layer(model):
-  native, layer = decode_one(model), layer_of(model)
-  expert = int(native.trace["ids"][layer, 0, AT, -1])
-  result = decode_one(poison(model, {f"layers_{layer}": [expert]}))
-  named = result.trace["nan_experts"]
-  chose = (native.trace["ids"][layer] == expert).any(-1)
-  assert (named[:layer] == -1).all()
-  np.testing.assert_array_equal(named[layer], np.where(chose, expert, -1))
-  assert_same_bits(result.trace["ids"][layer], native.trace["ids"][layer])
-  assert np.isnan(result.logits[0, AT]).all()
-
-
-# Simulated quantisers.
-
-
 def strengths(kv, activations):
   return dict(kv_strength=jnp.asarray(kv), activation_strength=jnp.asarray(activations))
 
 
-def everywhere(model, strength):
-  """The strength as an array of a fork."""
-  return np.full((model.config.num_layers, 2, TIME), strength, np.float32)
+ZERO, HALF, ONE = np.float32([0, 0.5, 1])
 
 
 def test_strength_zero_is_no_quantiser(model):
-  native = tiny.prefilled(model).rows(slice(2)).tokens(None, start=FORK)
-  none, some, all_ = (everywhere(model, s) for s in (0, 0.5, 1))
-  assert differences(tiny.fork(model, **strengths(none, none)), native) == []
-  for kv, activations in ((all_, none), (none, all_), (some, none), (none, some)):
-    assert "logits" in differences(tiny.fork(model, **strengths(kv, activations)), native)
+  none, some, full = (everywhere(model, s) for s in (ZERO, HALF, ONE))
+  result = tiny.fork(model, **strengths(none, none))
+  for i, row in enumerate(native_rows(model)):
+    assert differences(result.rows(slice(i, i + 1)), row) == []
+  for kv, activations in ((full, none), (none, full), (some, none), (none, some)):
+    assert "logits" in differences(tiny.fork(model, **strengths(kv, activations)), result)
 
 
 def test_strength_is_of_its_layer_and_token(model):
   """Later tokens read the quantised keys in the same layer, nothing else does."""
-  native, none, layer = native_fork(model), everywhere(model, 0), layer_of(model)
-  one = at_one(model, np.float32(1), 0)
+  native, none, layer = native_fork(model), everywhere(model, ZERO), layer_of(model)
+  one = at_one(model, ONE, ZERO)
   for kv, activations in ((one, none), (none, one)):
     result = tiny.fork(model, **strengths(kv, activations))
     post_block, was = result.trace["post_block"], native.trace["post_block"]
@@ -496,7 +278,7 @@ def test_strength_is_of_its_layer_and_token(model):
 @pytest.mark.parametrize("quantiser", ["kv_strength", "activation_strength"])
 def test_entries_take_the_strength_of_the_token_that_closes_them(v4, quantiser):
   """Quantised in one CSA layer at one token: what that layer reads is as it was."""
-  native, none = tiny.contents(native_fork(v4)), everywhere(v4, 0)
+  native, none = tiny.contents(native_fork(v4)), np.array(everywhere(v4, ZERO))
   both = ("compressor", "indexer") if quantiser == "activation_strength" else ("compressor",)
   for token in range(TIME):
     strength = none.copy()
@@ -506,122 +288,3 @@ def test_entries_take_the_strength_of_the_token_that_closes_them(v4, quantiser):
       changed = (bits(found[name]) != bits(native[name])).any(axis=-1)
       closed = np.arange(3, 4 * len(changed), 4) == FORK + token  # entry 0 at 3, and so on
       np.testing.assert_array_equal(changed, closed)
-
-
-# Bad input.
-
-
-def apply(model, tokens=TOKENS[:1, :2], state=None, execution=NATIVE, mode=DEFAULT):
-  state = empty(model) if state is None else state
-  return jax.eval_shape(
-    lambda: model.module.apply(model.params, jnp.asarray(tokens), state, execution, mode=mode)
-  )
-
-
-def test_state_of_another_config_batch_or_mode(model):
-  mode = Mode("fast", "float32")
-  narrow = dataclasses.replace(model.config, head_dim=model.config.head_dim * 2)
-  fewer = empty(model).replace(layers=empty(model).layers[:1])
-  for state, detail in (
-    (empty(model, rows=3), r"int32 \(3,\) where int32 \(1,\) is expected"),
-    (empty(model, mode=mode), "float32 .* where bfloat16"),
-    (type(model.module)(narrow).init_state(1, LENGTH), "bfloat16 .* where bfloat16"),
-    (fewer, "other layers"),
-  ):
-    with pytest.raises(ValueError, match="the state is of another config.*" + detail):
-      apply(model, state=state)
-
-
-@pytest.mark.parametrize(
-  "tokens", [TOKENS[0, :2], TOKENS[:1, :2].astype(np.float32), TOKENS[:1, :0], TOKENS[:1, :2] > 3]
-)
-def test_tokens_of_another_rank_or_dtype(tokens):
-  with pytest.raises(ValueError, match=r"tokens must be int32 \[B, T\], T ≥ 1, got"):
-    apply(tiny.tiny("olmoe"), tokens)
-
-
-def test_modes_that_a_family_does_not_have(v4):
-  with pytest.raises(ValueError, match="activations 'qdq' is not a rule of olmoe"):
-    apply(tiny.tiny("olmoe"), mode=Mode(activations="qdq"))
-  with pytest.raises(ValueError, match="the eager contract is transformers'"):
-    apply(v4, mode=Mode(contract="eager"))
-
-
-@pytest.mark.parametrize(
-  "field, value",
-  [
-    ("arithmetic", "quick"),
-    ("rounding", "none"),
-    ("contract", "B"),
-    ("kv_bits", 9),
-    ("activations", "fp8"),
-    ("router_dtype", "float16"),
-  ],
-)
-def test_unknown_mode(field, value):
-  with pytest.raises(ValueError, match=rf"mode: {field} must be one of .*, got {value!r}\."):
-    Mode(**{field: value})
-
-
-def test_other_records_that_make_no_sense():
-  with pytest.raises(ValueError, match="float32 rounding needs fast arithmetic"):
-    Mode(rounding="float32")
-  with pytest.raises(ValueError, match='logits must be "all" or "last"'):
-    Taps(logits="none")
-  with pytest.raises(ValueError, match=r"batch and length must be at least 1, got 0, 3"):
-    tiny.tiny("olmoe").module.init_state(0, 3)
-  with pytest.raises(TypeError, match="execution: expected int32, got float32"):
-    apply(tiny.tiny("olmoe"), execution=Execution(codes=jnp.zeros(1)))
-
-
-def test_execution_check():
-  check = lambda **parts: Execution(**parts).check(top_k=3, num_experts=5)
-  pins = lambda ids: Pins(jnp.int32(ids), jnp.ones(3), jnp.arange(3), jnp.bool_(True))
-  mask = np.array([True, True, False, False, False])
-  for parts, message in (
-    (dict(codes=np.int32([6])), r"a contract code is outside -1 \.\. 5"),
-    (dict(codes=np.int32([-2])), r"a contract code is outside -1 \.\. 5"),
-    (dict(orders=np.int32([[0, 1, 1]])), r"an order is not a permutation of 0 \.\. 2"),
-    (dict(pins=pins([0, 1, 5])), r"a pinned id is outside 0 \.\. 4"),
-    (dict(expert_mask=mask), "expert_mask leaves 2 experts, fewer than 3"),
-  ):
-    with pytest.raises(ValueError, match=message):
-      check(**parts)
-  check(
-    codes=np.int32([-1, 5]),
-    orders=np.int32([[2, 0, 1], [-1, -1, -1]]),
-    pins=pins([-1, 0, 4]),
-    expert_mask=~mask,
-  )
-
-
-@pytest.mark.parametrize("family", tiny.FAMILIES)
-def test_configs_that_are_refused(family):
-  fields = tiny.FIELDS[family]
-  for name in ("hidden_size", "num_experts_per_tok", "max_position_embeddings"):
-    with pytest.raises(ValueError, match=rf"config\.json: field {name} is missing"):
-      config_from_hf({key: value for key, value in fields.items() if key != name})
-  for change, message in (
-    (dict(model_type="mamba"), "unknown model_type 'mamba', expected one of deepseek, "),
-    (dict(num_experts_per_tok=99), r"top_k 99 is not within 1 \.\. "),
-    (dict(num_hidden_layers=0), "num_layers must be at least 1"),
-    (dict(num_attention_heads=3, num_key_value_heads=2), "3 query heads are not a multiple of 2"),
-  ):
-    with pytest.raises(ValueError, match=message):
-      config_from_hf(fields | change)
-
-
-def test_values_that_this_code_does_not_compute():
-  for family, change, message in (
-    ("olmoe", dict(attention_bias=True), "attention_bias = True is not supported, expected False"),
-    ("olmoe", dict(rope_scaling=dict(type="linear", factor=2)), "rope_type 'linear'"),
-    ("qwen3_moe", dict(use_sliding_window=True), "use_sliding_window is not supported"),
-    ("mixtral", dict(sliding_window=8), "sliding_window = 8 is not supported, expected 256"),
-    ("deepseek", dict(scoring_func="sigmoid"), "expected 'softmax'"),
-    ("deepseek_v4", dict(scoring_func="softmax"), "expected 'sqrtsoftplus'"),
-    ("deepseek_v4", dict(layer_types=["sliding_attention"] * 3), "3 layer types for 4 layers"),
-    ("deepseek_v4", dict(layer_types=["full_attention"] * 4), "unknown layer type"),
-    ("deepseek_v4", dict(layer_types=None, compress_ratios=[0, 4, 8, 4]), "0, 4 or 128, got 8"),
-  ):
-    with pytest.raises(ValueError, match=message):
-      config_from_hf(tiny.FIELDS[family] | change)

@@ -1,7 +1,7 @@
 """A token's bits do not depend on what is computed beside it, before it in the same call, or where.
 
 BF16 weights, canonical arithmetic, all families. Everything is compared: logits, every tap, and the
-exported state of every row.
+exported state of every row. Capacity of a state, and lanes of executions, are in `test_execution`.
 """
 
 import json
@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from moejax import combine
-from moejax.models import Execution, Mode, NATIVE, Taps
+from moejax.models import Mode, NATIVE, Taps
 from moejax.models.run import Run
 from moejax.models.sparse_state import window_and_entries
 from moejax.models.state import KvCache
@@ -120,7 +119,7 @@ def test_state_behind_padding_is_that_of_the_tokens(model, padded):
   state = padded[0].state
   np.testing.assert_array_equal(state.position, cuts)
   for i in np.flatnonzero((cuts > 0) & (cuts < TOKENS.shape[1]))[:4]:
-    expected = tiny.alone(model, TOKENS[i, : cuts[i]]).state
+    expected = tiny.run(model, TOKENS[row(i), : cuts[i]], 1).state
     assert_same_state(state.rows(row(i)), expected)
   # Nothing but padding leaves every array as it was, used or not.
   for x, y in zip(jax.tree.leaves(state.rows(row(0))), jax.tree.leaves(empty(model, 1))):
@@ -167,45 +166,6 @@ def test_unused_entries_cannot_reach_a_sum(model, decoded):
   assert differences(filled, decoded) == []
   leaves = map(np.float32, jax.tree.leaves(filled.state))
   assert any(np.isnan(x).any() for x in leaves)  # some of the NaN is still there
-
-
-def test_capacity_and_a_neutral_execution_do_not_matter(model):
-  expected = prefilled(model).rows(slice(2)).tokens(None, start=tiny.FORK)
-  assert tiny.native_fork(model).state.length > expected.state.length
-  assert differences(tiny.native_fork(model), expected) == []
-
-
-# Executions side by side.
-
-
-@pytest.mark.parametrize("model", ["olmoe", "deepseek_v4"], indirect=True)
-def test_lanes_of_executions_are_single_runs(model):
-  """One program for every contract and order: vmap over a stack of executions."""
-  contracts = (combine.P32, combine.C, combine.A, combine.B)
-  codes = np.array([contract.code for contract in contracts], np.int32)
-  rng, top_k = np.random.default_rng(3), model.config.top_k
-  orders = np.stack([rng.permutation(top_k) for _ in codes]).astype(np.int32)
-  before = tiny.run(model, TOKENS[:1, : tiny.FORK], 7).state
-
-  @jax.jit
-  def lanes(params, tokens, state, executions):
-    run = lambda lane: model.module.apply(params, tokens, state, lane, taps=tiny.TAPS)
-    return jax.vmap(run)(executions)
-
-  executions = Execution(codes=codes, orders=orders)
-  stacked = jax.device_get(lanes(model.params, TOKENS[:1, tiny.FORK :], before, executions))
-  results = [tiny.Result(*jax.tree.map(lambda x, i=i: x[i], stacked)) for i in range(len(codes))]
-  for result, code, order in zip(results, codes, orders):
-    single = tiny.fork(model, codes=constant(model, code), orders=constant(model, order))
-    assert differences(result, single.rows(row(0))) == []
-  prints = {result.trace["combined"].tobytes() for result in results}
-  assert len(prints) == len(codes)  # the lanes do differ
-
-
-def constant(model, value):
-  """The value in every layer, row and token of a fork."""
-  shape = (model.config.num_layers, 2, TOKENS.shape[1] - tiny.FORK)
-  return jnp.broadcast_to(jnp.asarray(value), (*shape, *np.shape(value)))
 
 
 # Machines.

@@ -25,7 +25,7 @@ from moejax.models.deepseek_v4_config import CSA, HCA, WINDOW
 from moejax.models.parameters import parameter_dtype
 from moejax.numerics import fingerprint
 from tests.models import tiny
-from tests.models.tiny import BATCH, call, CAPACITY, differences, draw_tokens, LENGTH, prefilled
+from tests.models.tiny import BATCH, call, CAPACITY, differences, draw_tokens, LENGTH
 from tests.oracles import assert_same_bits, bits
 from tests.references import cases
 
@@ -231,47 +231,56 @@ def test_size_of_keys_and_values(release):
 
 # Export.
 
+POSITIONS = (21, 13, 24, 1)
 
-def test_export_comes_back(model):
-  state = prefilled(model).state.rows(slice(5, 6))
-  exported = export(state)
-  for length in (LENGTH, CAPACITY):
-    template = model.module.init_state(1, length)
-    again = restore(exported, template, int(state.position[0]))
-    assert again.position.tolist() == state.position.tolist() and again.length == length
-    for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(template)):
-      assert (a.dtype, a.shape) == (b.dtype, b.shape)
-    found = export(again)
-    assert list(found) == list(exported)
-    for name, x in exported.items():
-      assert x.dtype == np.float32
-      assert_same_bits(found[name], x)
+
+def random_state(model, positions=POSITIONS):
+  """A state with rubbish wherever something can be, in use or not."""
+  rng = np.random.default_rng(0)
+  draw = lambda x: jnp.asarray(rng.standard_normal(x.shape), x.dtype)
+  state = model.module.init_state(len(positions), LENGTH)
+  layers = jax.tree.map(draw, state.layers)
+  return state.replace(position=jnp.asarray(positions, jnp.int32), layers=layers)
+
+
+@pytest.mark.parametrize("row", range(len(POSITIONS)))
+@pytest.mark.parametrize("length", [LENGTH, CAPACITY])
+def test_export_comes_back(model, row, length):
+  exported = export(random_state(model), row)
+  template = model.module.init_state(1, length)
+  again = restore(exported, template, POSITIONS[row])
+  assert again.position.tolist() == [POSITIONS[row]] and again.length == length
+  for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(template)):
+    assert (a.dtype, a.shape) == (b.dtype, b.shape)
+  found = export(again)
+  assert list(found) == list(exported)
+  for name, x in exported.items():
+    assert x.dtype == np.float32
+    assert_same_bits(found[name], x)
 
 
 def test_flattened_state_has_every_value(model):
-  state = prefilled(model).state
-  for row in (0, 9):
+  state = random_state(model)
+  for row, position in enumerate(POSITIONS):
     flat, exported = flatten(state, row), export(state, row)
     assert_same_bits(flat, np.concatenate([x.ravel() for x in exported.values()]))
-    assert flat.shape == (persistent_state_size(model.config, TOKENS.shape[1] - 1),)
-  assert (bits(flatten(state, 0)) != bits(flatten(state, 9))).any()
+    assert flat.shape == (persistent_state_size(model.config, position - 1),)
 
 
 def test_a_restored_state_goes_on_as_the_run_did(model):
-  before = tiny.run(model, TOKENS[:1, : tiny.FORK], 7).state
+  whole = tiny.run(model, TOKENS[:1], tiny.CHUNK)
+  before = tiny.run(model, TOKENS[:1, : tiny.FORK], tiny.CHUNK).state
   state = restore(export(before), model.module.init_state(1, LENGTH), tiny.FORK)
-  result = tiny.run(model, TOKENS[:1, tiny.FORK :], 7, state)
-  expected = prefilled(model).rows(slice(1)).tokens(None, start=tiny.FORK)
-  assert differences(result, expected) == []
+  result = tiny.run(model, TOKENS[:1, tiny.FORK :], tiny.CHUNK, state)
+  assert differences(result, whole.tokens(None, start=tiny.FORK)) == []
 
 
 def test_layers_ascend_and_parts_are_in_canonical_order(v4):
-  names = list(export(prefilled(v4).state))
+  shapes = {name: x.shape for name, x in export(random_state(v4)).items()}
   of = lambda owner: [f"{owner}.entries", f"{owner}.values", f"{owner}.scores"]
   csa = ["window", *of("compressor"), *of("indexer")]
   parts = [["window"], csa, ["window", *of("compressor")], csa]
-  assert names == [f"layers.{i}.{part}" for i, each in enumerate(parts) for part in each]
-  shapes = {name: x.shape for name, x in export(prefilled(v4).state).items()}
+  assert list(shapes) == [f"layers.{i}.{part}" for i, each in enumerate(parts) for part in each]
   assert shapes["layers.0.window"] == (8, 16)
   assert shapes["layers.1.compressor.entries"] == (5, 16)
   assert shapes["layers.1.compressor.values"] == (8, 32)
@@ -280,8 +289,8 @@ def test_layers_ascend_and_parts_are_in_canonical_order(v4):
 
 
 def test_restore_refuses_what_is_not_of_the_config(model):
-  template, position = model.module.init_state(1, LENGTH), TOKENS.shape[1]
-  exported = export(prefilled(model).state)
+  template, position = model.module.init_state(1, LENGTH), POSITIONS[0]
+  exported = export(random_state(model))
   name = next(iter(exported))
   for change, message in (
     ({k: v for k, v in exported.items() if k != name}, f"{name} is missing"),
@@ -295,9 +304,9 @@ def test_restore_refuses_what_is_not_of_the_config(model):
 
 
 def test_rows_of_a_state(model):
-  state = prefilled(model).state
-  for index in (slice(3, 5), np.array([4, 3]), np.array([7])):
-    some, rows = state.rows(index), np.arange(BATCH)[index]
+  state = random_state(model)
+  for index in (slice(1, 3), np.array([2, 1]), np.array([3])):
+    some, rows = state.rows(index), np.arange(len(POSITIONS))[index]
     assert some.length == state.length and len(some.position) == len(rows)
     for i, row in enumerate(rows):
       assert_same_bits(flatten(some, i), flatten(state, row))
@@ -338,7 +347,7 @@ def changed_leaf(state, at, index, value=None):
 @pytest.mark.parametrize("family", ["olmoe", "deepseek_v4"])
 def test_fingerprints_see_each_bit_in_use_and_no_other(family):
   model = tiny.tiny(family)
-  state = prefilled(model).state.rows(slice(1))
+  state = jax.device_get(random_state(model, POSITIONS[:1]))
   prints = np.asarray(tiny.state_fingerprints(state))
   of_layer = [i for i, layer in enumerate(state.layers) for _ in jax.tree.leaves(layer)]
   for at, leaf in enumerate(jax.tree.leaves(state)[1:], start=1):
@@ -350,16 +359,23 @@ def test_fingerprints_see_each_bit_in_use_and_no_other(family):
     unused = leaf.shape[-2] in (LENGTH, LENGTH // 4, LENGTH // 8) and leaf.dtype != np.float32
     found = tiny.state_fingerprints(changed_leaf(state, at, last, value=3))
     assert (np.asarray(found) == prints).all() == unused
-  further = state.replace(position=state.position + 8)  # zeros in use are not no zeros
-  compressing = range(1, 4) if family == "deepseek_v4" else range(2)
-  found = np.asarray(tiny.state_fingerprints(further))
-  assert (found != prints)[list(compressing)].any(axis=-1).all()
+
+
+@pytest.mark.parametrize("family", ["olmoe", "deepseek_v4"])
+def test_fingerprints_tell_zeros_in_use_from_none(family):
+  empty = tiny.tiny(family).module.init_state(1, LENGTH)
+  one, other = (
+    np.asarray(tiny.state_fingerprints(empty.replace(position=jnp.array([n])))) for n in (8, 16)
+  )
+  window_only = 1 if family == "deepseek_v4" else 0
+  np.testing.assert_array_equal(one[:window_only], other[:window_only])
+  assert (one != other).any(axis=-1)[window_only:].all()
 
 
 def test_tapped_fingerprints():
   model = tiny.tiny("olmoe")
   taps = Taps(post_block=True, block_fingerprints=True, state_fingerprints=True)
-  result = call(model, TOKENS[:1, :7], model.module.init_state(1, LENGTH), taps=taps)
+  result = call(model, TOKENS[:1, : tiny.CHUNK], model.module.init_state(1, LENGTH), taps=taps)
   prints = tiny.state_fingerprints(result.state)
   np.testing.assert_array_equal(result.trace["state_fingerprints"], prints)
   blocks = fingerprint(jnp.asarray(result.trace["post_block"]))

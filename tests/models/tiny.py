@@ -1,7 +1,8 @@
 """Tiny random models of every family and their compiled calls, shared by all tests of a session.
 
-Compiling is what these tests cost, so calls keep to few shapes: CHUNKS tokens at a time, one
-execution with every part present (`neutral`), one selection of taps (TAPS). Weights are drawn with
+Compiling is what these tests cost, so calls keep to few shapes: one row and CHUNK tokens, two rows
+and CHUNK tokens with every part of an execution present (`fork`), BATCH rows and TOKENS tokens; and
+to one selection of taps (TAPS). Weights are drawn with
 nothing at zero or one, so that no bias, sink or norm can be lost unseen.
 
 As a program (`python -m tests.models.tiny family ...`) it prints `digest` of each family, computed
@@ -127,9 +128,9 @@ FIELDS: dict[str, dict[str, Any]] = {
 FAMILIES = tuple(FIELDS)
 
 LENGTH, CAPACITY = 24, 64  # positions of a state; of another, of the same content
-FORK = 14  # position at which executions set in
+FORK = 14  # position at which executions set in, one chunk before the end
 TOKENS = 21  # CSA closes five windows in them, HCA two, and the ring turns more than twice
-CHUNKS = (7, 1)  # tokens of a compiled call of one row
+CHUNK = 7  # tokens of most compiled calls
 BATCH = 64  # rows of a compiled call of TOKENS
 
 # All that is traced, but fingerprints: they compile as long as the model.
@@ -262,13 +263,9 @@ def run(model: Tiny, tokens, chunk: int, state=None, mode: Mode = DEFAULT, betwe
 
 
 def alone(model: Tiny, tokens) -> Result:
-  """One row [T] of any length, in the fewest compiled calls."""
-  state, parts, at = model.module.init_state(1, LENGTH), [], 0
-  while at < len(tokens):
-    chunk = next(c for c in CHUNKS if c <= len(tokens) - at)
-    parts.append(call(model, tokens[None, at : at + chunk], state))
-    state, at = parts[-1].state, at + chunk
-  return join(parts)
+  """One row [T] of any length by chunks of CHUNK, the last one padded."""
+  padded = np.pad(tokens, (0, -len(tokens) % CHUNK), constant_values=-1)
+  return run(model, padded[None], CHUNK).tokens(len(tokens))
 
 
 def join(parts: list[Result]) -> Result:
@@ -328,8 +325,8 @@ def prefilled(model: Tiny) -> Result:
 def before_fork(model: Tiny) -> PersistentState:
   """Of two rows, at position FORK."""
   state, tokens = model.module.init_state(2, CAPACITY), draw_tokens(BATCH)[:2]
-  for piece in (tokens[:, :7], tokens[:, 7:FORK]):
-    state = call(model, piece, state, neutral(model, 2, 7), quantised_mode(model)).state
+  for piece in np.split(tokens[:, :FORK], FORK // CHUNK, axis=1):
+    state = call(model, piece, state, neutral(model, *piece.shape), quantised_mode(model)).state
   return state
 
 
