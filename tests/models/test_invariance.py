@@ -38,6 +38,14 @@ def row(i):
   return slice(i, i + 1)
 
 
+def in_slow(*families):
+  """Parameters: these families by default, every family in the slow suite."""
+  return [
+    pytest.param(family, marks=[] if family in families else pytest.mark.slow)
+    for family in tiny.FAMILIES
+  ]
+
+
 # Chunks.
 
 
@@ -49,9 +57,15 @@ def decoded(model):
 
 def test_prefill_and_chunks_are_decoding(model, decoded):
   assert differences(prefilled(model).rows(row(0)), decoded) == []
-  # Chunks of three begin and end at every place of a window of four; the others have no windows.
-  for chunk in (3, 7) if model.config.family == "deepseek_v4" else (7,):
-    assert differences(tiny.run(model, TOKENS[:1], chunk), decoded) == []
+  assert differences(tiny.run(model, TOKENS[:1], 7), decoded) == []
+
+
+# Chunks of three begin and end at every place of a window of four.
+@pytest.mark.parametrize("family", in_slow("deepseek_v4"))
+def test_chunks_of_three_are_decoding(family):
+  model = tiny.tiny(family)
+  token_by_token = tiny.run(model, TOKENS[:1], 1)
+  assert differences(tiny.run(model, TOKENS[:1], 3), token_by_token) == []
 
 
 @pytest.mark.parametrize("model", ["olmoe", "deepseek_v4"], indirect=True, scope="module")
@@ -71,9 +85,11 @@ def test_a_row_of_many_is_the_row_alone(model, i):
   assert differences(prefilled(model).rows(row(i)), tiny.run(model, TOKENS[row(i)], 7)) == []
 
 
-@pytest.mark.parametrize("size", [3, 7])  # two and 64 are everywhere in this folder
-def test_size_of_the_batch(size):
-  model = tiny.tiny("olmoe")
+# Batches of two and 64 are everywhere in this folder.
+@pytest.mark.parametrize("size", [3, 7])
+@pytest.mark.parametrize("family", in_slow("olmoe"))
+def test_size_of_the_batch(family, size):
+  model = tiny.tiny(family)
   together = call(model, TOKENS[:size, :7], empty(model, size))
   for i in range(size):
     apart = call(model, TOKENS[row(i), :7], empty(model, 1))
@@ -199,6 +215,17 @@ def test_one_core_four_devices_and_plain_xla(processes, name):
   assert processes[name].returncode == 0, error
   digests = json.loads(out)
   assert digests == {family: tiny.digest(tiny.tiny(family)) for family in digests}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("environment", [{}, {"MOEJAX_NATIVE": "0"}], ids=["devices", "plain"])
+def test_every_family_on_one_core_and_four_devices_and_in_plain_xla(environment):
+  flags = {} if environment else {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+  prefix = () if environment else ("taskset", "-c", str(min(os.sched_getaffinity(0))))
+  with digests_elsewhere(*prefix, families=tiny.FAMILIES, **environment, **flags) as process:
+    out, error = process.communicate()
+  assert process.returncode == 0, error
+  assert json.loads(out) == {family: tiny.digest(tiny.tiny(family)) for family in tiny.FAMILIES}
 
 
 # The ring.
