@@ -131,18 +131,20 @@ def dense_attention(run: Run, q, source, index, lengths, sinks):
     lengths: int32 [B, T].
   """
   used = lax.broadcasted_iota(jnp.int32, index.shape, 2) < lengths[..., None]
-  rows = jnp.arange(index.shape[0], dtype=jnp.int32)[:, None, None]
-  time = jnp.arange(index.shape[1], dtype=jnp.int32)[None, :, None]
+  row = jnp.arange(index.shape[0], dtype=jnp.int32)[:, None, None]
+  token = jnp.arange(index.shape[1], dtype=jnp.int32)[None, :, None]
   at = jnp.where(used, index, source.shape[1])
   seen = (
     jnp.zeros((*index.shape[:2], source.shape[1]), bool)
-    .at[rows, time, at]
+    .at[row, token, at]
     .set(True, mode="drop")[:, :, None]
   )
-  scores = jnp.einsum("bthc,bsc->bths", q, source, preferred_element_type=jnp.float32)
-  weigh = lambda p: jnp.einsum("bths,bsc->bthc", p, source, preferred_element_type=jnp.float32)
+  batch, time, heads, width = q.shape
+  rows = q.reshape(batch, time * heads, width)
+  scores = run.ops.batched(rows, source, transposed=True).reshape(batch, time, heads, -1)
+  weigh = lambda p: run.ops.batched(p.reshape(batch, time * heads, -1), source).reshape(q.shape)
   seen = jnp.broadcast_to(seen, scores.shape)
-  return sink_softmax(run, scores, seen, sinks[None, None], q.shape[-1], weigh)
+  return sink_softmax(run, scores, seen, sinks[None, None], width, weigh)
 
 
 class SparseAttention(nn.Module):
@@ -170,7 +172,7 @@ class SparseAttention(nn.Module):
     source = jnp.concatenate(source, axis=1)
     sinks = self.param("sinks", nn.initializers.zeros, (c.num_heads,)).astype(jnp.float32)
     if run.mode.arithmetic == "fast":
-      out = dense_attention(run, q, source.astype(jnp.float32), index, lengths, sinks)
+      out = dense_attention(run, q, source, index, lengths, sinks)
     else:
       out = sink_attention(run, q, take_rows(source, index), lengths, sinks)
     out = self.project_out(run, rotate_tail(run, out, rope, inverse=True))
