@@ -29,13 +29,9 @@ class LoadedModel(Protocol):
   params: Any
 
 
+@functools.partial(jax.jit, static_argnums=(0, 5, 6))
 def compiled(module, params, tokens, state, execution, mode, taps):
   """`Model.apply`, compiled; the state is not donated, so that it can be forked."""
-  return _compiled(module, params, tokens, state, execution, mode=mode, taps=taps)
-
-
-@functools.partial(jax.jit, static_argnums=0, static_argnames=("mode", "taps"))
-def _compiled(module, params, tokens, state, execution, *, mode, taps):
   return module.apply(params, tokens, state, execution, mode=mode, taps=taps)
 
 
