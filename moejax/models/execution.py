@@ -192,7 +192,10 @@ class Execution:
       x = jnp.asarray(x)
       if x.dtype != dtype:
         raise TypeError(f"execution: expected {jnp.dtype(dtype).name}, got {x.dtype}.")
-      return jnp.broadcast_to(x, (*shape, *tail))[layer]
+      target = (*shape, *tail)
+      if x.ndim > len(target) or any(n not in (1, m) for n, m in zip(x.shape[::-1], target[::-1])):
+        raise ValueError(f"execution: an array {x.shape} does not broadcast to {target}.")
+      return jnp.broadcast_to(x, target)[layer]
 
     pins = self.pins and Pins(
       ids=rows(self.pins.ids, top_k, dtype=jnp.int32),

@@ -141,3 +141,17 @@ def test_values_that_this_code_does_not_compute():
   ):
     with pytest.raises(ValueError, match=message):
       config_from_hf(tiny.FIELDS[family] | change)
+
+
+def test_executions_that_do_not_broadcast():
+  model = tiny.tiny("olmoe")
+  layers, top_k = model.config.num_layers, model.config.top_k
+  for execution, detail in (
+    (
+      Execution(codes=jnp.zeros((layers + 1, 1, 1), jnp.int32)),
+      rf"\({layers + 1}, 1, 1\) does not",
+    ),
+    (Execution(orders=jnp.zeros((1, 1, 1, top_k + 1), jnp.int32)), "does not broadcast to"),
+  ):
+    with pytest.raises(ValueError, match=detail):
+      apply(model, execution=execution)

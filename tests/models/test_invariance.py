@@ -77,6 +77,16 @@ def test_state_fingerprints_are_of_what_is_in_use(model, decoded):
   assert (np.asarray(other) != expected).any(axis=-1).all()
 
 
+def test_eager_calls_have_the_bits_of_compiled_ones():
+  model = tiny.tiny("olmoe")
+  tokens, taps = jnp.asarray(TOKENS[:1, :7]), Taps(terms=True, combined=True, post_block=True)
+  arguments = (model.params, tokens, empty(model, 1))
+  logits, state, trace = model.module.apply(*arguments, taps=taps)
+  compiled = jax.jit(lambda *a: model.module.apply(*a, taps=taps))(*arguments)
+  for x, y in zip(jax.tree.leaves((logits, state, trace)), jax.tree.leaves(compiled)):
+    assert_same_bits(x, y)
+
+
 # Batch and padding.
 
 
