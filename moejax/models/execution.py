@@ -186,30 +186,30 @@ class Execution:
   def at_layer(self, layer: int, shape: tuple[int, int, int], top_k: int, num_experts: int):
     """The same record for one layer, leading axes broadcast to [B, T]. shape is (L, B, T)."""
 
-    def rows(x, *tail, dtype):
+    def rows(name, x, *tail, dtype):
       if x is None:
         return None
       x = jnp.asarray(x)
       if x.dtype != dtype:
-        raise TypeError(f"execution: expected {jnp.dtype(dtype).name}, got {x.dtype}.")
+        raise TypeError(f"execution: {name} must be {jnp.dtype(dtype).name}, got {x.dtype}.")
       target = (*shape, *tail)
       if x.ndim > len(target) or any(n not in (1, m) for n, m in zip(x.shape[::-1], target[::-1])):
-        raise ValueError(f"execution: an array {x.shape} does not broadcast to {target}.")
+        raise ValueError(f"execution: {name} {x.shape} does not broadcast to {target}.")
       return jnp.broadcast_to(x, target)[layer]
 
     pins = self.pins and Pins(
-      ids=rows(self.pins.ids, top_k, dtype=jnp.int32),
-      weights=rows(self.pins.weights, top_k, dtype=jnp.float32),
-      slots=rows(self.pins.slots, top_k, dtype=jnp.int32),
-      mask=rows(self.pins.mask, dtype=bool),
+      ids=rows("pinned ids", self.pins.ids, top_k, dtype=jnp.int32),
+      weights=rows("pinned weights", self.pins.weights, top_k, dtype=jnp.float32),
+      slots=rows("pinned slots", self.pins.slots, top_k, dtype=jnp.int32),
+      mask=rows("mask of pins", self.pins.mask, dtype=bool),
     )
+    strengths = ("kv_strength", "activation_strength")
     return self.replace(
-      codes=rows(self.codes, dtype=jnp.int32),
-      orders=rows(self.orders, top_k, dtype=jnp.int32),
+      codes=rows("codes", self.codes, dtype=jnp.int32),
+      orders=rows("orders", self.orders, top_k, dtype=jnp.int32),
       pins=pins,
-      kv_strength=rows(self.kv_strength, dtype=jnp.float32),
-      activation_strength=rows(self.activation_strength, dtype=jnp.float32),
-      expert_mask=rows(self.expert_mask, num_experts, dtype=bool),
+      expert_mask=rows("expert_mask", self.expert_mask, num_experts, dtype=bool),
+      **{name: rows(name, getattr(self, name), dtype=jnp.float32) for name in strengths},
     )
 
   def take_tokens(self, index: np.ndarray) -> "Execution":
