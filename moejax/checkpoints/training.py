@@ -21,12 +21,22 @@ def save_training(directory: str | os.PathLike, step: int, tree: Any) -> None:
 
   Raises:
     ValueError: a step that is not larger.
+    OSError: it could not be written, on a full disk for one; what was saved before is still there.
   """
   with _manager(directory) as manager:
     latest = manager.latest_step()
     if latest is not None and step <= latest:
       raise ValueError(f"{directory}: step {step} is not after {latest}, the last one saved.")
-    manager.save(step, args=ocp.args.StandardSave(tree))
+    try:
+      manager.save(step, args=ocp.args.StandardSave(tree))
+    except (OSError, ValueError) as error:  # its storage says ValueError to a full disk
+      kept = (
+        "nothing was saved before" if latest is None else f"that of step {latest} is still there"
+      )
+      reason = str(error).rsplit(": ", 1)[-1]
+      raise OSError(
+        f"{directory}: the state of step {step} was not written, {kept}: {reason}."
+      ) from error
 
 
 def restore_latest(directory: str | os.PathLike, template: Any) -> tuple[int, Any] | None:

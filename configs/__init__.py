@@ -1,0 +1,1 @@
+"""Settings of the project's own models and studies, as plain Python."""

@@ -1,0 +1,128 @@
+"""One optimiser step of a language model with routed experts: loss, gradients, balance.
+
+The forward pass is the model's own, in fast arithmetic. Shapes as in `moejax.models`.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from moejax.models.arithmetic import Fast
+from moejax.models.config import Config
+from moejax.models.execution import Mode, NATIVE, Taps
+from moejax.models.families import family_of
+from moejax.training.recipe import Recipe
+
+_TAPS = Taps(router_logits=True, ids=True)
+
+
+def mode_of(rounded: bool) -> Mode:
+  """Fast arithmetic, with or without the family's BF16 roundings."""
+  return Mode("fast", "reference" if rounded else "float32")
+
+
+def loss(config: Config, recipe: Recipe, params, tokens, rounded: bool = False):
+  """The training loss of a batch.
+
+  Args:
+    config, recipe: static.
+    params: float32 {"params": ...}.
+    tokens: int32 [B, T + 1].
+    rounded: whether weights and activations are rounded to BF16, straight-through.
+
+  Returns:
+    (loss, metrics): nats per token "nll", "load" [L, E], the share of tokens each expert had times
+    E / K (1 is even; 0 in dense layers), and "aux", the mean balance loss.
+  """
+  model, mode = family_of(config)(config), mode_of(rounded)
+  if rounded:
+    params = _round_weights(config, params)
+  state = model.init_state(tokens.shape[0], tokens.shape[1] - 1, mode)
+  logits, _, trace = model.apply(params, tokens[:, :-1], state, NATIVE, mode=mode, taps=_TAPS)
+  norm = jax.nn.logsumexp(logits, axis=-1)
+  # By comparison, not by a gather, whose gradient is a scatter.
+  mine = tokens[:, 1:, None] == jnp.arange(config.vocab_size, dtype=jnp.int32)[None, None]
+  nll = (norm - jnp.where(mine, logits, 0.0).sum(axis=-1)).mean()
+  expert = jnp.arange(config.num_experts, dtype=jnp.int32)[None, None, None, None]
+  chosen = (trace["ids"][..., None] == expert).any(axis=3).astype(jnp.float32)  # [L, B, T, E]
+  load = chosen.mean(axis=(1, 2)) * (config.num_experts / config.top_k)
+  router = trace["router_logits"]
+  aux = (load * jax.nn.softmax(router, axis=-1).mean(axis=(1, 2))).sum(axis=-1)
+  routed = jnp.asarray(config.moe_layers, jnp.int32)
+  aux = aux[routed].mean()
+  total = nll + recipe.logit_z_loss * jnp.square(norm).mean()
+  if not has_score_bias(config):
+    z = jnp.square(jax.nn.logsumexp(router[routed], axis=-1)).mean()
+    total += recipe.aux_loss * aux + recipe.router_z_loss * z
+  return total, dict(nll=nll, aux=aux, load=load)
+
+
+def has_score_bias(config: Config) -> bool:
+  """Whether the family balances its experts by a bias of their scores."""
+  return any(t.path[-1] == "router_bias" for t in family_of(config).tensors(config))
+
+
+def _round_weights(config: Config, params):
+  weights = {t.path for t in family_of(config).tensors(config) if t.dtype == "weight"}
+  r = Fast(rounding=True).round
+
+  def cast(path, x):
+    return r(x) if tuple(entry.key for entry in path) in weights else x
+
+  return {"params": jax.tree_util.tree_map_with_path(cast, params["params"])}
+
+
+def split(params):
+  """(what has gradients, the rest): two trees with None where the other has a leaf."""
+  learned = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
+  return (
+    jax.tree.map(lambda x: x if learned(x) else None, params),
+    jax.tree.map(lambda x: None if learned(x) else x, params),
+  )
+
+
+def join(learned, rest):
+  """The inverse of `split`."""
+  return jax.tree.map(
+    lambda a, b: b if a is None else a, learned, rest, is_leaf=lambda x: x is None
+  )
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=("config", "recipe", "rounded"),
+  donate_argnames=("params", "opt_state"),
+)
+def step(params, opt_state, tokens, first_step, *, config: Config, recipe: Recipe, rounded: bool):
+  """(params, optimizer state, metrics) after a batch.
+
+  Args:
+    params: float32 {"params": ...}; given away.
+    opt_state: of `recipe.optimizer(first_step)`; given away.
+    tokens: int32 [B, T + 1].
+    first_step: int32, of the optimizer.
+    config, recipe, rounded: as in `loss`.
+  """
+  learned, rest = split(params)
+  objective = lambda learned: loss(config, recipe, join(learned, rest), tokens, rounded)
+  gradients, metrics = jax.grad(objective, has_aux=True)(learned)
+  with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # optax's way
+    updates, opt_state = recipe.optimizer(first_step).update(
+      gradients["params"], opt_state, learned["params"]
+    )
+  params = join({"params": optax.apply_updates(learned["params"], updates)}, rest)
+  return _balance(params, metrics["load"], recipe.bias_rate), opt_state, metrics
+
+
+def _balance(params, load, rate: float):
+  """Moves the score bias of each expert toward even load."""
+
+  def move(path, x):
+    names = [entry.key for entry in path]
+    if names[-1] != "router_bias":
+      return x
+    return x + rate * jnp.sign(1.0 - load[int(names[0].removeprefix("layers_"))])
+
+  return {"params": jax.tree_util.tree_map_with_path(move, params["params"])}
