@@ -48,16 +48,18 @@ def run():
   start, first_step = None, 0
   if _FROM.value:
     start, first_step = export.read_start(_FROM.value, this)
-  progress = None
+  last = None
   with tqdm(total=recipe.steps * recipe.batch * recipe.length, unit="tok", unit_scale=True) as bar:
-    for progress, params in training.train(this, start, first_step):
+    for last in training.train(this, start, first_step):
+      progress, _ = last
       bar.update(progress.step * recipe.batch * recipe.length - bar.n)
       bar.set_postfix(nll=f"{progress.nll:.3f}")
       if time.monotonic() > stop_at:
         break
-  if progress is None:
+  if last is None:
     print(f"{_OUT.value}: nothing left to train.")
     return
+  progress, params = last
   export.write_model(this, params, progress)
   export.draw_training(this.directory / "training.png", loop.read_log(this.directory / "log.jsonl"))
 

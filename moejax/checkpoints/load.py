@@ -20,6 +20,7 @@ from moejax.models.model import Model
 from moejax.models.state import PersistentState
 
 _MODE, _TAPS = Mode(), Taps()
+_SHIPPED = pathlib.Path(__file__).parents[1] / "nano"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,7 +76,8 @@ def load(name_or_directory: str | os.PathLike, dtype: str = "bfloat16") -> Loade
   """Reads config.json, the weights and, where there is one, the tokenizer of a checkpoint.
 
   Args:
-    name_or_directory: a directory in the layout of Hugging Face.
+    name_or_directory: of a nano model that comes with the package (`shipped`), or a directory in
+      the layout of Hugging Face.
     dtype: "bfloat16" or "float32", of the parameters (`load_params`).
 
   Raises:
@@ -121,13 +123,21 @@ def save(
   save_params(directory, params, tensors, fields, dtype, tokenizer=tokenizer)
 
 
+def shipped() -> list[str]:
+  """Names of the nano models that come with the package."""
+  return sorted(path.parent.name for path in _SHIPPED.glob("*/config.json"))
+
+
 def _find_directory(name_or_directory: str | os.PathLike) -> pathlib.Path:
   directory = pathlib.Path(name_or_directory)
-  if not (directory / "config.json").is_file():
-    raise FileNotFoundError(
-      f"no model named {os.fspath(name_or_directory)!r}: expected a directory with config.json."
-    )
-  return directory
+  if (directory / "config.json").is_file():
+    return directory
+  if str(name_or_directory) in shipped():
+    return _SHIPPED / directory
+  raise FileNotFoundError(
+    f"no model named {os.fspath(name_or_directory)!r}: expected a directory with config.json, or "
+    f"one of {', '.join(shipped())}."
+  )
 
 
 def _read_config(path: pathlib.Path) -> dict[str, Any]:

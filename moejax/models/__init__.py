@@ -9,5 +9,5 @@ from moejax.models.families import (
   persistent_state_size,
 )
 from moejax.models.model import Model
-from moejax.models.parameters import init_params, num_parameters
+from moejax.models.parameters import init_params, num_active_parameters, num_parameters
 from moejax.models.state import export, flatten, PersistentState, restore

@@ -19,6 +19,20 @@ def num_parameters(config: Config) -> int:
   return sum(math.prod(t.shape) for t in family_of(config).tensors(config) if t.dtype != "int32")
 
 
+def num_active_parameters(config: Config) -> int:
+  """Weights that one token reads: of the experts those it is routed to, of the embedding a row."""
+
+  def read(tensor: Tensor) -> int:
+    size = math.prod(tensor.shape)
+    if tensor.path == ("embed",) and not config.tie_embeddings:
+      return size // config.vocab_size
+    if "experts" in tensor.path:
+      return size // config.num_experts * config.top_k
+    return size
+
+  return sum(read(t) for t in family_of(config).tensors(config) if t.dtype != "int32")
+
+
 def parameter_dtype(tensor: Tensor, dtype: str):
   """What a parameter is kept in when weights are kept in `dtype`."""
   return jnp.dtype(dtype if tensor.dtype == "weight" else tensor.dtype)

@@ -23,9 +23,9 @@ from moejax.checkpoints import restore_latest, save_training, Tokenizer
 from moejax.models.config import Config
 from moejax.report.files import atomic_path
 from moejax.report.record import write_json
+from moejax.training import step as training_step
 from moejax.training.initial import initial_params
 from moejax.training.recipe import Recipe
-from moejax.training import step as training_step
 from moejax.training.stream import TokenStream
 
 LOG_EVERY = 20

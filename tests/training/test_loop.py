@@ -1,4 +1,4 @@
-"""The loop: killed at any moment it goes on as if nothing had been; what does not fit is refused."""
+"""The loop: killed at any moment it goes on as if nothing had been; misfits are refused."""
 
 import gc
 import json

@@ -1,0 +1,1 @@
+"""What runs are turned into: contrasts, intervals, baselines. Needs the extra `stats`."""
