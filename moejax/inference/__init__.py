@@ -1,7 +1,9 @@
-"""Running a model: prefill, decode, generation, scoring, substitution of states."""
+"""Running a model: prefill, decode, generation, scoring, forks, four runs, substitution."""
 
 from moejax.inference.batches import pad
+from moejax.inference.forks import fork_farthest, Forks
 from moejax.inference.forward import decode, forward, prefill
+from moejax.inference.four_run import Condition, four_run, FourRun
 from moejax.inference.generate import continue_greedily, generate, Generation, greedy
 from moejax.inference.score import Score, score
 from moejax.inference.substitute import difference, num_differing, substitute

@@ -111,7 +111,7 @@ def sink_softmax(run: Run, scores, seen, sinks, width: int, weigh):
   scores = r(r(scores) * np.float32(width**-0.5))
   scores = jnp.where(seen, scores, _MASKED)
   sinks = jnp.broadcast_to(sinks[..., None], (*scores.shape[:-1], 1))
-  if run.mode.rounding != "reference":
+  if run.mode.rounding == "hf":
     p = ops.softmax(jnp.concatenate([scores, sinks], axis=-1))[..., :-1]
     return ops.round(weigh(ops.round(p)))
   top = lax.stop_gradient(scores.max(axis=-1, keepdims=True))

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from moejax.analysis import effects
 from moejax.analysis.ngrams import count, Ngrams
 from moejax.checkpoints import LoadedModel
 from moejax.data import passages, read_corpus, Windows, windows
 from moejax.models.parameters import num_active_parameters, num_parameters
+from moejax.training import effects
 from moejax.training.stream import TokenStream
 
 WINDOW = 256

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from moejax.analysis import effects
+from moejax.training import effects
 from tests.models import tiny
 
 

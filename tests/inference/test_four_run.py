@@ -2,7 +2,7 @@
 
 import pytest
 
-from moejax.analysis.four_run import Condition, four_run
+from moejax.inference.four_run import Condition, four_run
 from moejax.models import Mode
 from tests.models import tiny
 from tests.oracles import assert_same_bits

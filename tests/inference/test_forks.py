@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from moejax.analysis.forks import fork_farthest
 from moejax.combine import all_orders, B, P32
 from moejax.inference import decode, generate, prefill
+from moejax.inference.forks import fork_farthest
 from moejax.models import Taps
 from tests import oracles
 from tests.models import tiny

@@ -11,11 +11,9 @@ import jax
 import numpy as np
 
 from moejax.analysis.bootstrap import cluster_bootstrap, Estimate, mean, ratio_of_sums
-from moejax.analysis.forks import fork_farthest
-from moejax.analysis.four_run import Condition, four_run
 from moejax.checkpoints import LoadedModel
 from moejax.combine import B
-from moejax.inference import generate, score
+from moejax.inference import Condition, fork_farthest, four_run, generate, score
 from moejax.models import Mode, Taps
 
 _FAST = Mode("fast")
