@@ -7,6 +7,7 @@ log.jsonl, the state every few minutes, and at the end of each sitting the pictu
 loads and the model so far in OUT/model, which `moejax.load` and transformers read.
 """
 
+import contextlib
 import pathlib
 import time
 
@@ -48,19 +49,18 @@ def run():
   start, first_step = None, 0
   if _FROM.value:
     start, first_step = export.read_start(_FROM.value, this)
-  last = None
-  with tqdm(total=recipe.steps * recipe.batch * recipe.length, unit="tok", unit_scale=True) as bar:
-    for last in training.train(this, start, first_step):
-      progress, _ = last
-      bar.update(progress.step * recipe.batch * recipe.length - bar.n)
+  bar, per_step = None, recipe.batch * recipe.length
+  with contextlib.closing(training.train(this, start, first_step)) as steps:
+    for progress, params in steps:
+      if bar is None:  # a resumed run starts here
+        done = progress.step * per_step
+        bar = tqdm(total=recipe.steps * per_step, initial=done, unit="tok", unit_scale=True)
+      bar.update(progress.step * per_step - bar.n)
       bar.set_postfix(nll=f"{progress.nll:.3f}")
-      if time.monotonic() > stop_at:
+      if time.monotonic() > stop_at or progress.step == recipe.steps:
+        export.write_model(this, params, progress)
         break
-  if last is None:
-    print(f"{_OUT.value}: nothing left to train.")
-    return
-  progress, params = last
-  export.write_model(this, params, progress)
+    bar.close()
   export.draw_training(this.directory / "training.png", loop.read_log(this.directory / "log.jsonl"))
 
 

@@ -30,6 +30,8 @@ def test_wheel_holds_the_two_packages_and_nothing_else(tmp_path):
   assert {top for top in tops if not top.endswith(".dist-info")} == {"moejax", "moejax_kernels"}
   assert "moejax_kernels/libmoejax_kernels.so" in members
   assert "moejax_kernels/__init__.py" in members
+  assert "moejax/data/passages/held_out.jsonl" in members
+  assert "moejax/nano/olmoe-nano/model.safetensors" in members
 
 
 @pytest.mark.slow

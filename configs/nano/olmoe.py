@@ -20,4 +20,5 @@ def get() -> Nano:
     rms_norm_eps=1e-5,
     rope_theta=10000.0,
   )
-  return Nano("olmoe-nano", fields, Recipe(tokens=13_000_000))
+  # The price of repetition was introduced at step 3,000 of its training.
+  return Nano("olmoe-nano", fields, Recipe(tokens=13_000_000, repetition_from=0.4726))

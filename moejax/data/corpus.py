@@ -25,7 +25,7 @@ class Document:
   """A text.
 
   Attributes:
-    id: unique within its source.
+    id: that of its line, or the line's number; published corpora repeat ids.
     text: not empty.
     language: "en", "zh", ...; empty if unknown.
     source: where it is from; the name of the file if unknown.
@@ -69,21 +69,19 @@ def read_documents(path: str | os.PathLike, language: str = "", source: str = ""
   """The documents of one file; a line's own `language` goes before the argument.
 
   Raises:
-    ValueError: as `read_objects`; a line without `text`; an id given twice; no document at all.
+    ValueError: as `read_objects`; a line without `text`; no document at all.
   """
   source = source or pathlib.Path(path).name.split(".")[0]
-  documents = {}
+  documents = []
   for number, value in enumerate(read_objects(path), start=1):
     text = value.get("text")
     if not isinstance(text, str) or not text:
       raise ValueError(f"{path}: object {number} has no text.")
     name = str(value.get("id", number))
-    if name in documents:
-      raise ValueError(f"{path}: two documents have the id {name!r}.")
-    documents[name] = Document(name, text, value.get("language", language), source)
+    documents.append(Document(name, text, value.get("language", language), source))
   if not documents:
     raise ValueError(f"{path}: no documents.")
-  return list(documents.values())
+  return documents
 
 
 def read_corpus(

@@ -115,7 +115,7 @@ def train(
     first_step: the step that the schedule and the data start at; the optimiser starts anew there.
 
   Yields:
-    (progress, float32 parameters). A consumer may stop at any time; when it closes the iterator the
+    (progress, float32 parameters); of a finished run once. A consumer may stop at any time; when it closes the iterator the
     state is saved.
 
   Raises:
@@ -134,8 +134,9 @@ def train(
   step, tree = restored or (first_step, tree)
   log = _Log(run.directory / "log.jsonl", step)
   params, opt_state = {"params": tree["params"]}, tree["optimizer"]
+  if step >= recipe.steps:
+    yield log.last, params
   while step < recipe.steps:
-    rounded = step >= recipe.first_rounded_step
     params, opt_state, metrics = training_step.step(
       params,
       opt_state,
@@ -143,7 +144,7 @@ def train(
       jnp.int32(first_step),
       config=run.config,
       recipe=recipe,
-      rounded=rounded,
+      phase=recipe.phase(step),
     )
     step += 1
     log.add(metrics)
@@ -177,7 +178,8 @@ class _Log:
   def __init__(self, path: pathlib.Path, step: int):
     self._path, self._metrics, self._start = path, [], time.monotonic()
     kept = [row for row in read_log(path) if row["step"] <= step]
-    self._seconds = sum(row["seconds"] for row in kept)
+    seconds = sum(row["seconds"] for row in kept)
+    self.last = Progress(step, kept[-1]["nll"] if kept else float("nan"), seconds)
     with atomic_path(path) as temporary:
       temporary.write_text("".join(map(_line, kept)), encoding="utf-8")
 
@@ -204,8 +206,8 @@ class _Log:
       file.flush()
       os.fsync(file.fileno())
     self._metrics, self._start = [], now
-    self._seconds += row["seconds"]
-    return Progress(step, row["nll"], self._seconds)
+    self.last = Progress(step, row["nll"], self.last.seconds + row["seconds"])
+    return self.last
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ router scores, and the lightning indexer, whose choice is not differentiable.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,13 @@ from optax import contrib
 
 # Matrices inside the network; embedding, head, router and everything of one axis are Adam's.
 _MATRICES = ("q", "k", "v", "o", "gate_up", "down", "q_a", "q_b", "kv", "gate", "o_a", "o_b")
+
+
+class Phase(NamedTuple):
+  """Of a run: whether values are rounded to BF16, and whether repetition has a price."""
+
+  rounded: bool = False
+  repetition: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +38,8 @@ class Recipe:
     aux_loss: coefficient of the load-balancing loss (Switch Transformer), for families without a
       score bias.
     router_z_loss, logit_z_loss: coefficients of mean squared log-sum-exps.
+    repetition_loss: coefficient of the unlikelihood of repeated trigrams, after the share
+      `repetition_from` of the tokens.
     bias_rate: step of the score bias toward balance, for families with one (DeepSeek-V3).
     seed: of parameters and data.
   """
@@ -46,6 +56,8 @@ class Recipe:
   aux_loss: float = 0.02
   router_z_loss: float = 1e-4
   logit_z_loss: float = 1e-4
+  repetition_loss: float = 2.0
+  repetition_from: float = 0.3
   bias_rate: float = 1e-3
   seed: int = 0
 
@@ -53,9 +65,10 @@ class Recipe:
   def steps(self) -> int:
     return -(-self.tokens // (self.batch * self.length))
 
-  @property
-  def first_rounded_step(self) -> int:
-    return round(self.rounded_from * self.steps)
+  def phase(self, step: int) -> "Phase":
+    """What is done differently at a step, counted from 0."""
+    begun = lambda share: step >= round(share * self.steps)
+    return Phase(begun(self.rounded_from), begun(self.repetition_from))
 
   def rate(self, step, first_step=0):
     """Learning rate of a step, counted from 0; warmed up from `first_step` on."""

@@ -13,9 +13,10 @@ from moejax.models.arithmetic import Fast
 from moejax.models.config import Config
 from moejax.models.execution import Mode, NATIVE, Taps
 from moejax.models.families import family_of
-from moejax.training.recipe import Recipe
+from moejax.training.recipe import Phase, Recipe
 
 _TAPS = Taps(router_logits=True, ids=True)
+_PLAIN = Phase()
 
 
 def mode_of(rounded: bool) -> Mode:
@@ -23,21 +24,21 @@ def mode_of(rounded: bool) -> Mode:
   return Mode("fast", "reference" if rounded else "float32")
 
 
-def loss(config: Config, recipe: Recipe, params, tokens, rounded: bool = False):
+def loss(config: Config, recipe: Recipe, params, tokens, phase: Phase = _PLAIN):
   """The training loss of a batch.
 
   Args:
     config, recipe: static.
     params: float32 {"params": ...}.
     tokens: int32 [B, T + 1].
-    rounded: whether weights and activations are rounded to BF16, straight-through.
+    phase: static; roundings are straight-through.
 
   Returns:
     (loss, metrics): nats per token "nll", "load" [L, E], the share of tokens each expert had times
     E / K (1 is even; 0 in dense layers), and "aux", the mean balance loss.
   """
-  model, mode = family_of(config)(config), mode_of(rounded)
-  if rounded:
+  model, mode = family_of(config)(config), mode_of(phase.rounded)
+  if phase.rounded:
     params = _round_weights(config, params)
   state = model.init_state(tokens.shape[0], tokens.shape[1] - 1, mode)
   logits, _, trace = model.apply(params, tokens[:, :-1], state, NATIVE, mode=mode, taps=_TAPS)
@@ -53,10 +54,34 @@ def loss(config: Config, recipe: Recipe, params, tokens, rounded: bool = False):
   routed = jnp.asarray(config.moe_layers, jnp.int32)
   aux = aux[routed].mean()
   total = nll + recipe.logit_z_loss * jnp.square(norm).mean()
+  if phase.repetition:
+    total += recipe.repetition_loss * repetition(logits - norm[..., None], tokens)
   if not has_score_bias(config):
     z = jnp.square(jax.nn.logsumexp(router[routed], axis=-1)).mean()
     total += recipe.aux_loss * aux + recipe.router_z_loss * z
   return total, dict(nll=nll, aux=aux, load=load)
+
+
+def repetition(log_probabilities, tokens):
+  """Unlikelihood of trigrams that were there before (Welleck et al., 2020), nats per token.
+
+  The mean over tokens of Σ -log(1 - p(c)), c every token but the right one that followed the same
+  two tokens earlier in the window. Small models that are read greedily go round in circles without.
+
+  Args:
+    log_probabilities: float32 [B, T, V].
+    tokens: int32 [B, T + 1].
+  """
+  read, successors = tokens[:, :-1], tokens[:, 1:]
+  pair = (read[:, :, None] == read[:, None]) & jnp.tril(jnp.ones(2 * read.shape[1:], bool), -1)[
+    None
+  ]
+  previous = jnp.pad(pair[:, :-1, :-1], ((0, 0), (1, 0), (1, 0)))
+  wrong = successors[:, :, None] != successors[:, None]
+  candidates = jnp.broadcast_to(successors[:, None], pair.shape)
+  p = jnp.exp(jnp.take_along_axis(log_probabilities, candidates, axis=-1))
+  penalty = -jnp.log1p(-jnp.minimum(p, 0.999))
+  return jnp.where(pair & previous & wrong, penalty, 0.0).sum(axis=-1).mean()
 
 
 def has_score_bias(config: Config) -> bool:
@@ -92,10 +117,10 @@ def join(learned, rest):
 
 @functools.partial(
   jax.jit,
-  static_argnames=("config", "recipe", "rounded"),
+  static_argnames=("config", "recipe", "phase"),
   donate_argnames=("params", "opt_state"),
 )
-def step(params, opt_state, tokens, first_step, *, config: Config, recipe: Recipe, rounded: bool):
+def step(params, opt_state, tokens, first_step, *, config: Config, recipe: Recipe, phase: Phase):
   """(params, optimizer state, metrics) after a batch.
 
   Args:
@@ -103,10 +128,10 @@ def step(params, opt_state, tokens, first_step, *, config: Config, recipe: Recip
     opt_state: of `recipe.optimizer(first_step)`; given away.
     tokens: int32 [B, T + 1].
     first_step: int32, of the optimizer.
-    config, recipe, rounded: as in `loss`.
+    config, recipe, phase: as in `loss`.
   """
   learned, rest = split(params)
-  objective = lambda learned: loss(config, recipe, join(learned, rest), tokens, rounded)
+  objective = lambda learned: loss(config, recipe, join(learned, rest), tokens, phase)
   gradients, metrics = jax.grad(objective, has_aux=True)(learned)
   with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # optax's way
     updates, opt_state = recipe.optimizer(first_step).update(

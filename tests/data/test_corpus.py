@@ -162,10 +162,3 @@ def test_a_damaged_body_of_a_gz_file(tmp_path):
   path.write_bytes(bytes(body))
   with pytest.raises(ValueError, match=r"text\.jsonl\.gz: damaged: "):
     read_documents(path)
-
-
-def test_an_id_given_twice(tmp_path):
-  path = tmp_path / "text.jsonl"
-  path.write_text('{"id": "a", "text": "x"}\n{"id": "a", "text": "y"}\n', encoding="utf-8")
-  with pytest.raises(ValueError, match=r"text\.jsonl: two documents have the id 'a'\.$"):
-    read_documents(path)

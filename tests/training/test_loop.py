@@ -88,7 +88,8 @@ def test_killed_and_resumed_is_the_same_run(whole, tmp_path):
   assert progress.step == RECIPE.steps == 60
   assert same(params, expected)
   assert [row["step"] for row in loop.read_log(tmp_path / "log.jsonl")] == [20, 40, 60]
-  assert list(train(make_run(tmp_path))) == []  # nothing is left
+  ((again, finished),) = train(make_run(tmp_path))  # nothing is left to do
+  assert again == progress and same(finished, expected)
 
 
 def test_a_consumer_may_stop_between_states(whole, tmp_path):

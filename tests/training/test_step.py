@@ -11,8 +11,8 @@ import pytest
 from moejax.models.families import family_of
 from moejax.training import Recipe
 from moejax.training.initial import initial_params
-from moejax.training.recipe import _dimension_numbers
-from moejax.training.step import join, loss, split, step
+from moejax.training.recipe import _dimension_numbers, Phase
+from moejax.training.step import join, loss, repetition, split, step
 from tests.models import tiny
 
 RECIPE = Recipe(tokens=8 * 16 * 60, batch=8, length=16, peak_rate=0.02, warmup_steps=5)
@@ -55,7 +55,7 @@ def trained(family, rounded):
   config, params = start(family)
   before = jax.device_get(params)
   state, history = RECIPE.optimizer().init(split(params)[0]["params"]), []
-  fixed = dict(config=config, recipe=RECIPE, rounded=rounded)
+  fixed = dict(config=config, recipe=RECIPE, phase=Phase(rounded))
   for number in range(RECIPE.steps):
     params, state, metrics = step(
       params, state, jnp.asarray(language(8, number)), jnp.int32(0), **fixed
@@ -125,16 +125,34 @@ def test_muon_has_the_matrices_and_adam_the_rest():
     }, family  # fmt: skip
 
 
+def test_repetition_is_the_price_of_trigrams_that_were_there_before():
+  rng = np.random.default_rng(0)
+  tokens = rng.integers(0, 3, (2, 14)).astype(np.int32)
+  log_p = np.array(jax.nn.log_softmax(jnp.asarray(rng.standard_normal((2, 13, 4)), jnp.float32)))
+  total = 0.0
+  for row, at in np.ndindex(2, 13):
+    for before in range(1, at):
+      same = (tokens[row, before - 1 : before + 1] == tokens[row, at - 1 : at + 1]).all()
+      candidate = tokens[row, before + 1]
+      if same and candidate != tokens[row, at + 1]:
+        total -= np.log1p(-np.exp(np.float64(log_p[row, at, candidate])))
+  assert total > 0
+  found = repetition(jnp.asarray(log_p), jnp.asarray(tokens))
+  assert float(found) == pytest.approx(total / 26, rel=1e-5)
+  fresh = np.arange(14, dtype=np.int32)[None] % 14  # no pair comes twice
+  assert float(repetition(jnp.full((1, 13, 14), -1.0), jnp.asarray(fresh))) == 0
+
+
 @pytest.mark.parametrize("family", ["olmoe", "deepseek_v4"])
 def test_gradients_agree_with_finite_differences(family):
   """Along the gradient of each kind of parameter, without rounding and with choices kept."""
   config, params = start(family)
   params = {"params": jax.tree.map(jnp.asarray, params["params"])}
   recipe, tokens = dataclasses.replace(RECIPE, router_z_loss=0.01), jnp.asarray(language(4, 5))
-  learned, rest = split(params)
+  (learned, rest), phase = split(params), Phase(repetition=True)
   objective = jax.jit(
     jax.value_and_grad(
-      lambda learned: loss(config, recipe, join(learned, rest), tokens), has_aux=True
+      lambda learned: loss(config, recipe, join(learned, rest), tokens, phase), has_aux=True
     )
   )
   (_, metrics), gradients = objective(learned)
