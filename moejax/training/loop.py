@@ -115,8 +115,8 @@ def train(
     first_step: the step that the schedule and the data start at; the optimiser starts anew there.
 
   Yields:
-    (progress, float32 parameters); of a finished run once. A consumer may stop at any time; when it closes the iterator the
-    state is saved.
+    (progress, float32 parameters); of a finished run once. A consumer may stop at any time; when it
+    closes the iterator the state is saved.
 
   Raises:
     ValueError: the folder holds another run.
