@@ -20,5 +20,6 @@ def get() -> Nano:
     rms_norm_eps=1e-5,
     rope_theta=10000.0,
   )
-  # The price of repetition was introduced at step 3,000 of its training.
+  # The price of repetition was introduced at step 3,000 of this training, and was that of every
+  # earlier successor of the two tokens, not only of the last one.
   return Nano("olmoe-nano", fields, Recipe(tokens=13_000_000, repetition_from=0.4726))

@@ -13,6 +13,7 @@ from moejax.models.arithmetic import Fast
 from moejax.models.config import Config
 from moejax.models.execution import Mode, NATIVE, Taps
 from moejax.models.families import family_of
+from moejax.models.indexing import take_rows
 from moejax.training.recipe import Phase, Recipe
 
 _TAPS = Taps(router_logits=True, ids=True)
@@ -43,9 +44,7 @@ def loss(config: Config, recipe: Recipe, params, tokens, phase: Phase = _PLAIN):
   state = model.init_state(tokens.shape[0], tokens.shape[1] - 1, mode)
   logits, _, trace = model.apply(params, tokens[:, :-1], state, NATIVE, mode=mode, taps=_TAPS)
   norm = jax.nn.logsumexp(logits, axis=-1)
-  # By comparison, not by a gather, whose gradient is a scatter.
-  mine = tokens[:, 1:, None] == jnp.arange(config.vocab_size, dtype=jnp.int32)[None, None]
-  nll = (norm - jnp.where(mine, logits, 0.0).sum(axis=-1)).mean()
+  nll = (norm - _at(logits, tokens[:, 1:], config.vocab_size)).mean()
   expert = jnp.arange(config.num_experts, dtype=jnp.int32)[None, None, None, None]
   chosen = (trace["ids"][..., None] == expert).any(axis=3).astype(jnp.float32)  # [L, B, T, E]
   load = chosen.mean(axis=(1, 2)) * (config.num_experts / config.top_k)
@@ -63,25 +62,33 @@ def loss(config: Config, recipe: Recipe, params, tokens, phase: Phase = _PLAIN):
 
 
 def repetition(log_probabilities, tokens):
-  """Unlikelihood of trigrams that were there before (Welleck et al., 2020), nats per token.
+  """Unlikelihood of trigrams that were there before (after Welleck et al., 2020), nats per token.
 
-  The mean over tokens of Σ -log(1 - p(c)), c every token but the right one that followed the same
-  two tokens earlier in the window. Small models that are read greedily go round in circles without.
+  The mean over tokens of -log(1 - p(c)), c the token that followed when the same two tokens were
+  last read in the window, unless it is the right one. Without it small models that are read
+  greedily go round in circles.
 
   Args:
     log_probabilities: float32 [B, T, V].
     tokens: int32 [B, T + 1].
   """
   read, successors = tokens[:, :-1], tokens[:, 1:]
-  pair = (read[:, :, None] == read[:, None]) & jnp.tril(jnp.ones(2 * read.shape[1:], bool), -1)[
-    None
-  ]
-  previous = jnp.pad(pair[:, :-1, :-1], ((0, 0), (1, 0), (1, 0)))
-  wrong = successors[:, :, None] != successors[:, None]
-  candidates = jnp.broadcast_to(successors[:, None], pair.shape)
-  p = jnp.exp(jnp.take_along_axis(log_probabilities, candidates, axis=-1))
-  penalty = -jnp.log1p(-jnp.minimum(p, 0.999))
-  return jnp.where(pair & previous & wrong, penalty, 0.0).sum(axis=-1).mean()
+  time, vocab_size = log_probabilities.shape[1:]
+  earlier = jnp.tril(jnp.ones((time, time), bool), -1)[None]
+  same = (read[:, :, None] == read[:, None]) & earlier
+  pair = same & jnp.pad(same[:, :-1, :-1], ((0, 0), (1, 0), (1, 0)))
+  place = jnp.arange(time, dtype=jnp.int32)[None, None]
+  last = jnp.where(pair, place, -1).max(axis=-1)
+  candidate = take_rows(successors[..., None], jnp.maximum(last, 0))[..., 0]
+  priced = (last >= 0) & (candidate != successors)
+  p = jnp.exp(_at(log_probabilities, candidate, vocab_size))
+  return jnp.where(priced, -jnp.log1p(-jnp.minimum(p, 0.999)), 0.0).mean()
+
+
+def _at(x, index, size: int):
+  """x [..., size] at index [...], by comparison: the gradient of a gather is a scatter."""
+  here = index[..., None] == jnp.arange(size, dtype=jnp.int32)[None, None]
+  return jnp.where(here, x, 0.0).sum(axis=-1)
 
 
 def has_score_bias(config: Config) -> bool:

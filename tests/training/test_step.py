@@ -131,11 +131,11 @@ def test_repetition_is_the_price_of_trigrams_that_were_there_before():
   log_p = np.array(jax.nn.log_softmax(jnp.asarray(rng.standard_normal((2, 13, 4)), jnp.float32)))
   total = 0.0
   for row, at in np.ndindex(2, 13):
-    for before in range(1, at):
-      same = (tokens[row, before - 1 : before + 1] == tokens[row, at - 1 : at + 1]).all()
-      candidate = tokens[row, before + 1]
-      if same and candidate != tokens[row, at + 1]:
-        total -= np.log1p(-np.exp(np.float64(log_p[row, at, candidate])))
+    pairs = [tuple(tokens[row, i - 1 : i + 1]) for i in range(1, at + 1)]
+    before = [i for i in range(1, at) if pairs[i - 1] == pairs[-1]]
+    candidate = tokens[row, before[-1] + 1] if before else tokens[row, at + 1]
+    if candidate != tokens[row, at + 1]:
+      total -= np.log1p(-np.exp(np.float64(log_p[row, at, candidate])))
   assert total > 0
   found = repetition(jnp.asarray(log_p), jnp.asarray(tokens))
   assert float(found) == pytest.approx(total / 26, rel=1e-5)
