@@ -149,15 +149,17 @@ to questions are chance. Do not use it for anything but the study of arithmetic 
 
 def _training(card) -> str:
   t = card["training"]
-  share = 1 - t["recipe"]["rounded_from"]
+  recipe = t["recipe"]
   return f"""## Training
 
-{t["tokens"]:,} tokens in windows of {t["recipe"]["length"]} ({t["recipe"]["batch"]} a step) from
-a stream of {t["stream_tokens"]:,}, in {t["minutes"]:.0f} minutes on two CPU cores that other work
-shared; one seed. Muon on matrices, Adam on the rest, peak rate {t["recipe"]["peak_rate"]}. The
-last {share:.0%} of the steps
-ran with weights and activations rounded to BF16 as the family's own code rounds them. Last training
-loss {t["nll"]:.3f} nats per token.
+{t["tokens"]:,} tokens in windows of {recipe["length"]} ({recipe["batch"]} a step) from a stream of
+{t["stream_tokens"]:,}, in {t["minutes"]:.0f} minutes on two CPU cores that other work shared; one
+seed. Muon on matrices, Adam on the rest, peak rate {recipe["peak_rate"]}. After
+{recipe["repetition_from"]:.0%} of the tokens the loss also prices trigrams that repeat earlier ones
+(unlikelihood, coefficient {recipe["repetition_loss"]}): greedy text of small models goes in circles
+without. The last {1 - recipe["rounded_from"]:.0%} of the steps ran with weights and activations
+rounded to BF16 as the family's own code rounds them. Last training loss {t["nll"]:.3f} nats per
+token.
 """
 
 
