@@ -151,6 +151,17 @@ def test_bad_forms_are_refused(tmp_path, change, message):
     annotation.read_form(write(tmp_path / "bad.csv", rows), form)
 
 
+@pytest.mark.parametrize(
+  "text,changed", [(" spaces around ", "spaces around"), (TEXTS[4], "three\nlines\nindeed")]
+)
+def test_a_text_counts_as_changed_by_white_space_alone(tmp_path, text, changed):
+  form = annotation.blind_form(TEXTS, 5)
+  rows = [[changed if cell == text else cell for cell in row] for row in cells(form)]
+  item = next(item.item for item in form if item.text == text)
+  with pytest.raises(ValueError, match=f"the text of item {item} was changed"):
+    annotation.read_form(write(tmp_path / "filled.csv", rows), form)
+
+
 def test_another_encoding_is_refused(tmp_path):
   form = annotation.blind_form(TEXTS, 5)
   path = write(tmp_path / "filled.csv", cells(form), "gbk")
