@@ -31,7 +31,11 @@ def language(rows, seed):
 
 @functools.cache
 def small(family):
-  """A tiny config; of DeepSeek-V4 three layers, one of each kind, the last one with a router."""
+  """A tiny config; of DeepSeek-V4 three layers, one of each kind, the last one with a router.
+
+  Its indexer keeps everything and its experts are hardly clamped: where a choice changes, there is
+  no derivative.
+  """
   config = tiny.tiny(family).config
   if family == "deepseek_v4":
     config = dataclasses.replace(
@@ -40,6 +44,8 @@ def small(family):
       moe_layers=(0, 1, 2),
       kinds=config.kinds[:3],
       ratios=config.ratios[:3],
+      index_topk=16,
+      swiglu_limit=10.0,
     )
   return config
 
