@@ -6,7 +6,6 @@ Numbers move with the checkpoint; what is asserted is signs, intervals and the c
 import functools
 import json
 
-import jax
 import numpy as np
 import pytest
 
@@ -132,4 +131,3 @@ def test_fast_and_canonical_losses_on_all_calibration_text(name):
     effects.mean_nll(load(name), calibration.tokens, mode).mean() for mode in (Mode(), Mode("fast"))
   )
   assert abs(fast - canonical) < 0.005
-  assert jax.default_backend() == "cpu" and np.isfinite(canonical)
