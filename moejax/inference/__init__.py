@@ -1,7 +1,8 @@
 """Running a model: prefill, decode, generation, scoring, forks, four runs, substitution."""
 
 from moejax.inference.batches import pad
-from moejax.inference.forks import fork_farthest, Forks
+from moejax.inference.branches import branch_sweep, Event, Fork, fork, freeze, Sweep
+from moejax.inference.forks import continue_forked, fork_farthest, Forks
 from moejax.inference.forward import decode, forward, prefill
 from moejax.inference.four_run import Condition, four_run, FourRun
 from moejax.inference.generate import continue_greedily, generate, Generation, greedy

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 import dataclasses
-import functools
 
 import jax
 from jax import lax
@@ -76,8 +75,12 @@ def continue_greedily(
   execution: Execution = NATIVE,
   *,
   mode: Mode = DEFAULT,
+  donate: bool = False,
 ) -> Generation:
-  """Emits `num_tokens` from logits [B, V] and the state they came with."""
+  """Emits `num_tokens` from logits [B, V] and the state they came with.
+
+  With `donate` the state is given away and its memory used again.
+  """
   execution.check(model.config.top_k, model.config.num_experts)
   if int(np.asarray(state.position).max()) + num_tokens - 1 > state.length:
     raise ValueError(
@@ -85,12 +88,21 @@ def continue_greedily(
     )
   start = np.asarray(state.position)
   first, tie = greedy(logits)
-  (tokens, ties, nan), state = _loop(
-    model.module, model.params, first, state, execution, mode=mode, steps=num_tokens - 1
+  steps, run = num_tokens - 1, _donating if donate else _keeping
+  # The number of steps is an argument, so that few programs are compiled.
+  (tokens, ties, nan), state = run(
+    model.module,
+    model.params,
+    first,
+    state,
+    execution,
+    jnp.int32(steps),
+    mode=mode,
+    room=state_length(max(steps, 1)),
   )
-  check_nan(np.moveaxis(np.asarray(nan), 0, -1), start)
-  tokens = np.concatenate([np.asarray(first)[:, None], np.asarray(tokens).T], axis=1)
-  ties = np.concatenate([np.asarray(tie)[:, None], np.asarray(ties).T], axis=1)
+  check_nan(np.moveaxis(np.asarray(nan)[:steps], 0, -1), start)
+  tokens = np.concatenate([np.asarray(first)[:, None], np.asarray(tokens)[:steps].T], axis=1)
+  ties = np.concatenate([np.asarray(tie)[:, None], np.asarray(ties)[:steps].T], axis=1)
   return Generation(tokens, ties, state)
 
 
@@ -100,17 +112,31 @@ def greedy(logits):
   return jnp.argmax(logits, axis=-1).astype(jnp.int32), shared
 
 
-@functools.partial(jax.jit, static_argnums=0, static_argnames=("mode", "steps"))
-def _loop(module, params, first, state, execution, *, mode, steps):
-  """`steps` decode steps: ((tokens, ties [steps, B], NaN experts [steps, L, B]), state)."""
+def _loop(module, params, first, state, execution, steps, *, mode, room):
+  """`steps` ≤ room decode steps: ((tokens, ties [room, B], NaN experts [room, L, B]), state)."""
+  rows = first.shape[0]
+  empty = (
+    jnp.zeros((room, rows), jnp.int32),
+    jnp.zeros((room, rows), bool),
+    jnp.full((room, module.config.num_layers, rows), -1, jnp.int32),
+  )
 
-  def step(carry, _):
-    token, state = carry
+  def step(carry):
+    at, token, state, out = carry
     logits, state, trace = module.apply(
       params, token[:, None], state, execution, mode=mode, taps=_WATCH
     )
     token, tie = greedy(logits[:, 0])
-    return (token, state), (token, tie, trace["nan_experts"][..., 0])
+    new = (token, tie, trace["nan_experts"][..., 0])
+    out = tuple(lax.dynamic_update_index_in_dim(x, y, at, 0) for x, y in zip(out, new))
+    return at + 1, token, state, out
 
-  (_, state), out = lax.scan(step, (first, state), length=steps)
+  carry = (jnp.int32(0), first, state, empty)
+  _, _, state, out = lax.while_loop(lambda carry: carry[0] < steps, step, carry)
   return out, state
+
+
+_keeping = jax.jit(_loop, static_argnums=0, static_argnames=("mode", "room"))
+_donating = jax.jit(
+  _loop, static_argnums=0, static_argnames=("mode", "room"), donate_argnames="state"
+)

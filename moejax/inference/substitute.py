@@ -1,9 +1,10 @@
 """Endpoint substitution: the difference of two persistent states, added to one of them.
 
-Two kinds of difference. "float64" is the paper's (A.2): taken and added in FP64 on the host, cast
-to the state's dtype. It cannot carry -0, infinities, NaN or extreme ratios to a different value, so
-what it gives is compared with the endpoint and what it missed is counted. "xor" is of bit patterns:
-exact for every pattern, usable under jit. Where endpoints are equal bit for bit, -inf included, the
+Three kinds of difference. "float64" is the paper's (2.4.3): taken and added in FP64 on the host,
+cast to the state's dtype. It cannot carry -0, infinities, NaN or extreme ratios to a different
+value, so what it gives is compared with the endpoint and what it missed is counted. "float32" is
+the same in FP32, which loses low bits. "xor" is of bit patterns: exact for every pattern, usable
+under jit. Where endpoints are equal bit for bit, -inf included, the
 difference is -0.0, which changes no value, or no bit.
 """
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from moejax.models import PersistentState
 
+KINDS = ("float64", "float32", "xor")
 _BITS = {2: np.uint16, 4: np.uint32}
 
 
@@ -24,8 +26,8 @@ def difference(
   Raises:
     ValueError: states of different configs or positions, or an unknown kind.
   """
-  if kind not in ("float64", "xor"):
-    raise ValueError(f'difference: kind must be "float64" or "xor", got {kind!r}.')
+  if kind not in KINDS:
+    raise ValueError(f"difference: kind must be one of {', '.join(KINDS)}, got {kind!r}.")
   _require_alike("difference", branch, native)
   if (np.asarray(branch.position) != np.asarray(native.position)).any():
     raise ValueError("difference: the states are at different positions.")
@@ -37,8 +39,8 @@ def difference(
     if kind == "xor":
       return _bits(b) ^ _bits(n)
     with np.errstate(invalid="ignore"):  # inf - inf, where they are equal
-      delta = b.astype(np.float64) - n.astype(np.float64)
-    return np.where(_bits(b) == _bits(n), -0.0, delta)
+      delta = b.astype(kind) - n.astype(kind)
+    return np.where(_bits(b) == _bits(n), delta.dtype.type(-0.0), delta)
 
   return jax.tree.map(leaf, branch, native)
 
@@ -59,7 +61,7 @@ def substitute(state: PersistentState, delta: PersistentState) -> PersistentStat
       bits = jax.lax.bitcast_convert_type(x, d.dtype) ^ jnp.asarray(d)
       return jax.lax.bitcast_convert_type(bits, x.dtype)
     # On the host: jitted FP64 would flush subnormals.
-    total = (np.asarray(x).astype(np.float64) + d).astype(np.float32)
+    total = (np.asarray(x).astype(d.dtype) + d).astype(np.float32)
     return jnp.asarray(total).astype(x.dtype)
 
   return jax.tree.map(leaf, state, delta)
