@@ -45,14 +45,33 @@ def difference(
   return jax.tree.map(leaf, branch, native)
 
 
-def substitute(state: PersistentState, delta: PersistentState) -> PersistentState:
+def substitute(
+  state: PersistentState,
+  delta: PersistentState,
+  *,
+  before: PersistentState | None = None,
+  after: PersistentState | None = None,
+) -> PersistentState:
   """The state with a difference added to every tensor.
 
   Args:
     state: of the same config and batch as the difference.
     delta: of `difference`; one of bits may be traced.
+    before, after: guards: what the state must be, bit for bit, before and after the addition.
+
+  Raises:
+    ValueError: a guard does not hold, or the states do not belong together.
   """
   _require_alike("substitute", state, delta)
+  if before is not None:
+    _require_same("before", state, before)
+  result = _add(state, delta)
+  if after is not None:
+    _require_same("after", result, after)
+  return result
+
+
+def _add(state: PersistentState, delta: PersistentState) -> PersistentState:
 
   def leaf(x, d):
     if x.dtype == jnp.int32:
@@ -72,6 +91,13 @@ def num_differing(a: PersistentState, b: PersistentState) -> int:
   _require_alike("num_differing", a, b)
   differ = jax.tree.map(lambda x, y: int((_bits(x) != _bits(y)).sum()), a, b)
   return sum(jax.tree.leaves(differ))
+
+
+def _require_same(when: str, found: PersistentState, expected: PersistentState) -> None:
+  if differing := num_differing(found, expected):
+    raise ValueError(
+      f"substitute: {when} the addition {differing} values of the state are not the captured ones."
+    )
 
 
 def _bits(x) -> np.ndarray:

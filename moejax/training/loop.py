@@ -22,7 +22,7 @@ import numpy as np
 from moejax.checkpoints import restore_latest, save_training, Tokenizer
 from moejax.models.config import Config
 from moejax.report.files import atomic_path
-from moejax.report.record import write_json
+from moejax.report.record import claim
 from moejax.training import step as training_step
 from moejax.training.initial import initial_params
 from moejax.training.recipe import Recipe
@@ -82,26 +82,7 @@ class Run:
     Raises:
       ValueError: the folder holds a run with another config, recipe, tokenizer or text.
     """
-    path, mine = self.directory / "run.json", self.identity()
-    if not path.is_file():
-      write_json(path, mine)
-      return
-    found = json.loads(path.read_text(encoding="utf-8"))
-    for part in mine:
-      if found.get(part) != mine[part]:
-        raise ValueError(f"{self.directory}: holds a run with another {_difference(found, mine)}.")
-
-
-def _difference(found: dict, mine: dict) -> str:
-  for part, value in mine.items():
-    other = found.get(part)
-    if isinstance(value, dict) and isinstance(other, dict):
-      for key in value:
-        if value[key] != other.get(key):
-          return f"{part}: {key} is {other.get(key)!r}, expected {value[key]!r}"
-    if value != other:
-      return part.removesuffix("_sha256")
-  raise AssertionError
+    claim(self.directory / "run.json", self.identity())
 
 
 def train(

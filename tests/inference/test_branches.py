@@ -46,7 +46,7 @@ def alone(family, order, scheme):
   ids=lambda value: getattr(value, "name", value),
 )
 def test_branches_are_told_apart_by_the_outputs_of_the_recurrence(family, scheme):
-  """Without and with a shared expert, before and after a rounding: by the recurrence of the paper."""
+  """Without and with a shared expert, by the recurrence of the paper."""
   model, frozen = tiny.tiny(family), event(family)
   found = fork(model, frozen, scheme, key=KEY)
   classes = all_orders(5)

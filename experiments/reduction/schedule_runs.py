@@ -1,0 +1,128 @@
+"""Runs in which every combine of every token is summed by one scheme in layer-static orders.
+
+A group is one prompt and one scheme: the native run, the identity order and the schedules of all
+request seeds, as rows of one batch.
+"""
+
+import dataclasses
+import functools
+import hashlib
+
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.reduction import study as studies
+from moejax import combine
+from moejax.inference import decode, generate, prefill
+from moejax.inference.batches import state_length
+from moejax.models import Execution, Taps
+
+REQUESTS = 64
+TOKENS = 8
+NATIVE, IDENTITY, FIRST_SCHEDULE = 0, 1, 2  # rows of a group
+_IDS = Taps(ids=True)
+_STAGES = Taps(combined=True, post_block=True, router_logits=True, ids=True, margins=True)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Group:
+  """The trajectories of a prompt under a scheme: R rows.
+
+  Attributes:
+    tokens: int32 [R, N].
+    ids: int32 [L, R, T, K], of every token read, prompt included; -1 in layers without experts.
+  """
+
+  tokens: np.ndarray
+  ids: np.ndarray
+
+  def routes_differ(self, row: int) -> np.ndarray:
+    """bool [R]: whether any expert set is not that of a row."""
+    return (self.ids != self.ids[:, row : row + 1]).any(axis=(0, 2, 3))
+
+  def tokens_differ(self, row: int) -> np.ndarray:
+    """bool [R]: whether the token ids are not those of a row."""
+    return (self.tokens != self.tokens[row : row + 1]).any(axis=1)
+
+  def first_route(self, row: int, reference: int) -> str | None:
+    """ "position:layer" of the first other expert set."""
+    differ = (self.ids[:, row] != self.ids[:, reference]).any(axis=-1)
+    found = np.argwhere(differ.T)
+    return ":".join(map(str, found[0])) if len(found) else None
+
+  def routes_sha256(self, row: int) -> str:
+    """Of a row's expert sets, int32 [L, T, K], little endian."""
+    return hashlib.sha256(np.ascontiguousarray(self.ids[:, row], "<i4").tobytes()).hexdigest()
+
+
+def execution(study: studies.Study, scheme: combine.Contract, requests: int) -> Execution:
+  """Of the rows of a group."""
+  code = np.full(requests + 2, scheme.code, np.int32)
+  code[NATIVE] = -1
+  return Execution(
+    codes=jnp.asarray(code)[None, :, None],
+    orders=jnp.asarray(orders(study, requests))[:, :, None],
+  )
+
+
+def orders(study: studies.Study, requests: int) -> np.ndarray:
+  """int32 [L, requests + 2, K]: native, identity, then the schedules; the same for all schemes."""
+  layers, top_k = study.model.config.num_layers, study.model.config.top_k
+  rows = np.empty((layers, requests + 2, top_k), np.int32)
+  rows[:, NATIVE], rows[:, IDENTITY] = -1, np.arange(top_k)
+  for request in range(requests):
+    rows[:, FIRST_SCHEDULE + request] = _schedule(study.seed, request, layers, top_k)
+  return rows
+
+
+@functools.cache
+def _schedule(*numbers) -> np.ndarray:
+  return combine.schedule(*numbers)
+
+
+def run_group(
+  study: studies.Study, prompt, scheme: combine.Contract, requests: int = REQUESTS
+) -> Group:
+  """Generates, then reads every sequence once more for its routes: the same bits."""
+  model, what = study.model, execution(study, scheme, requests)
+  ids = study.encode(prompt)
+  rows = [ids] * (requests + 2)
+  tokens = generate(model, rows, study.horizon or TOKENS, what, mode=study.mode).tokens
+  sequences = [[*ids, *row[:-1].tolist()] for row in tokens]
+  length = state_length(len(sequences[0]))
+  trace = prefill(model, sequences, length, what, mode=study.mode, taps=_IDS)[2]
+  return Group(tokens, np.asarray(trace["ids"])[:, :, : len(sequences[0])])
+
+
+def last_position(study: studies.Study, prompt, scheme: combine.Contract, requests: int):
+  """(logits [R, V], stages by tap name [L, R, ...]) at the last token of a prompt."""
+  model, what = study.model, execution(study, scheme, requests)
+  ids, rows = study.encode(prompt), requests + 2
+  length = state_length(len(ids))
+  state = model.module.init_state(rows, length, study.mode)
+  if len(ids) > 1:
+    state = prefill(model, [ids[:-1]] * rows, length, what, mode=study.mode)[1]
+  logits, _, trace = decode(model, [ids[-1]] * rows, state, what, mode=study.mode, taps=_STAGES)
+  return np.asarray(logits), {name: np.asarray(x)[:, :, 0] for name, x in trace.items()}
+
+
+def certified(study: studies.Study, tokens: list[int], scheme: combine.Contract) -> np.ndarray:
+  """bool [M, T]: combines of a native run whose every element is proved order-invariant.
+
+  Args:
+    tokens: that are read.
+    scheme: operand and accumulator that the proof is about.
+  """
+  terms = native_terms(study, tokens)
+  routed, time, top_k, width = terms.shape
+  contract = study.model.module.contract(study.mode).with_scheme(scheme)
+  flat = np.moveaxis(terms, 2, 0).reshape(top_k, -1)
+  proved = np.asarray(combine.certify(flat, contract))
+  return proved.reshape(routed, time, width).all(axis=-1)
+
+
+def native_terms(study: studies.Study, tokens: list[int]) -> np.ndarray:
+  """float32 [M, T, K, D], of the M routed layers."""
+  taps, length = Taps(terms=True), state_length(len(tokens))
+  trace = prefill(study.model, [tokens], length, mode=study.mode, taps=taps)[2]
+  return np.asarray(trace["terms"])[list(study.model.config.moe_layers), 0, : len(tokens)]

@@ -1,0 +1,94 @@
+"""What both substitution protocols share: the class that is substituted, and its two endpoints."""
+
+import dataclasses
+
+import numpy as np
+
+from configs import prompts as prompt_sets
+from experiments.reduction import study as studies
+from moejax.inference import branch_sweep, Event, freeze, Sweep
+from moejax.inference.branches import branch_execution
+from moejax.inference.trajectory import follow, Trajectory
+
+NUM_INPUTS = 8  # decode inputs of the paper; one prediction more
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Branch:
+  """A class to substitute, run beside native.
+
+  Attributes:
+    prompt: of the configuration.
+    event: frozen.
+    number: of the class.
+    order: int32 [K], its lowest.
+    refused: classes that would have been taken but could not be rebuilt.
+    vacuous: whether nothing tells its continuation from the native one.
+    branch, native: n decode steps, the event first.
+  """
+
+  prompt: prompt_sets.Prompt
+  event: Event
+  number: int
+  order: np.ndarray
+  refused: int
+  vacuous: bool
+  branch: Trajectory
+  native: Trajectory
+
+  def predictions(self, trajectory: Trajectory) -> list[int]:
+    """All n + 1: the token that the event reads, then what each step predicts."""
+    return [self.event.token, *trajectory.predictions.tolist()]
+
+
+def num_inputs(study: studies.Study) -> int:
+  """Decode inputs n."""
+  return study.horizon or NUM_INPUTS
+
+
+def branches(study: studies.Study, rebuilt=None) -> list[Branch]:
+  """The substituted class of every prompt (design of the study, section 5).
+
+  Args:
+    study: says which prompts and how many inputs.
+    rebuilt: function of (native H_P, branch H_B) → whether the difference rebuilds H_B; a class
+      for which it does not is refused and the next one is taken.
+  """
+  return [_branch(study, prompt, rebuilt) for prompt in study.prompts or prompt_sets.DEPTH[:1]]
+
+
+def _branch(study: studies.Study, prompt, rebuilt) -> Branch:
+  model, scheme, steps = study.model, study.scheme, num_inputs(study)
+  ids = study.encode(prompt)
+  event = freeze(model, ids, study.fork_layer, len(ids) + steps + 1, mode=study.mode)
+  key = study.key(scheme.code)
+  found = branch_sweep(model, event, scheme, steps + 1, key=key, mode=study.mode)
+  number, refused, vacuous = _choose(found, rebuilt)
+  order = found.fork.orders[number]
+  codes = np.array([scheme.code])
+  execution = branch_execution(model.config.num_layers, event.layer, order[None], codes)
+  run = lambda *more: follow(model, event.token, event.before, steps, *more, mode=study.mode)
+  return Branch(prompt, event, number, order, refused, vacuous, run(execution), run())
+
+
+def _choose(found: Sweep, rebuilt) -> tuple[int, int, bool]:
+  """(class, refused, vacuous): the lowest whose state differs, whose next token agrees and whose
+  later tokens do not; class 0 where there is none.
+  """
+  native = found.fork.event.post_block
+  refused = 0
+  for number, output in enumerate(found.fork.output):
+    state, tokens = found.fork.post_block[output], found.tokens[number]
+    differs = state.tobytes() != native.tobytes()
+    later = (tokens[2:] != found.native[2:]).any()
+    if not (differs and tokens[1] == found.native[1] and later):
+      continue
+    if rebuilt is None or rebuilt(native, state):
+      return number, refused, False
+    refused += 1
+  return 0, refused, True
+
+
+def named(study: studies.Study, branch: Branch) -> dict:
+  """The columns that tell which branch."""
+  return dict(prompt=branch.prompt.id, scheme=study.scheme.name)

@@ -1,0 +1,580 @@
+"""The tables of the reduction study: the twenty of the paper's appendix A.4, five that it reports
+only in text or left open, and the raw rows that they are counted from.
+
+"post-mHC" is the state after a block; without hyper-connections it is the residual stream.
+"""
+
+from moejax.report.schema import Column, Table
+
+_IDENTITY = (
+  Column("protocol", "str", "script that made the row"),
+  Column("model", "str", "name of the checkpoint"),
+  Column("weights_sha256", "str", "of the weight files"),
+  Column("tokenizer_sha256", "str", "of tokenizer.json"),
+  Column("contract", "str", "native contract of the model in this run"),
+  Column("seed", "int", "of schedules and draws"),
+)
+IDENTITY = tuple(column.name for column in _IDENTITY)
+
+TABLES: dict[str, Table] = {}
+"""By name, in the order of the README."""
+
+_KINDS = {"int", "float", "bool", "str", "text"}
+
+
+def _table(name: str, what: str, key: str, columns: str) -> Table:
+  """A table from lines of "name kind what"; a kind with "?" is optional."""
+  parsed = []
+  for line in columns.strip().split("\n"):
+    column, kind, meaning = line.split(maxsplit=2)
+    parsed.append(Column(column, kind.removesuffix("?"), meaning, kind.endswith("?")))
+    assert parsed[-1].kind in _KINDS, line
+  TABLES[name] = Table(name, what, tuple(key.split()), (*_IDENTITY, *parsed))
+  return TABLES[name]
+
+
+NATIVE_REPLAY = _table(
+  "native_replay",
+  "The native order given explicitly against the unprobed run; control of everything else.",
+  "prompt",
+  """
+  prompt str id of the prompt
+  positions int tokens read, prompt and continuation
+  routes int routes compared: positions times layers with routed experts
+  routes_equal int of them, same experts in the same slots
+  tokens int emitted tokens
+  tokens_equal int of them
+  text_equal bool whether the decoded texts are equal
+  combined_linf float largest difference of a MoE output
+  tokens_sha256 str of the comma-joined token ids
+  """,
+)
+
+BASIN_COUNTS = _table(
+  "basin_counts",
+  "What all orders of one combine lead to: distinct outputs, states and continuations.",
+  "prompt scheme horizon",
+  """
+  prompt str id of the prompt
+  layer int of the fork
+  position int of the event, zero-based
+  fork_token int id of the token that the event reads
+  scheme str of the forked combine
+  sampled bool whether the orders are a sample
+  orders int orders that the branches stand for
+  classes int structural classes, one branch each
+  outputs int distinct MoE outputs
+  states int distinct post-mHC states
+  states_unlike_native int branches whose post-mHC state differs from the native one
+  complete_states int distinct pairs of persistent state and next token after the event
+  output_linf float largest distance of a MoE output from the native one
+  state_linf float largest distance of a post-mHC state from the native one
+  horizon int emitted tokens, the event's included
+  texts int distinct continuations (basins)
+  native_basin_orders int orders in the basin of the native continuation
+  paper_texts str texts at eight tokens in the paper, of another model; else nothing
+  """,
+)
+
+BASIN_RANK_FREQUENCY = _table(
+  "basin_rank_frequency",
+  "Basins by falling volume.",
+  "prompt scheme horizon rank",
+  """
+  prompt str id of the prompt
+  scheme str of the forked combine
+  horizon int emitted tokens
+  rank int from 1
+  order_count int orders in the basin
+  orders int of all
+  class_count int classes in the basin
+  classes int of all
+  native bool whether the native continuation is in it
+  tokens_sha256 str of the comma-joined token ids
+  text text the continuation
+  """,
+)
+
+BRANCHES = _table(
+  "branches",
+  "Raw: every branch of the sweeps.",
+  "prompt scheme branch",
+  """
+  prompt str id of the prompt
+  scheme str of the forked combine
+  branch int number of the class
+  order str its lowest order, of terms by ascending expert id
+  weight int orders it stands for
+  output int which distinct MoE output
+  output_linf float distance from the native MoE output
+  state_sha256 str of the post-mHC state
+  state_linf float distance from the native post-mHC state
+  complete_state int which distinct complete state after the event
+  tokens str emitted token ids, joined by commas
+  """,
+)
+
+MHC_SUMMARY = _table(
+  "mhc_equivalence_summary",
+  "Post-mHC substitution: native + (H_B - H_P) at one layer and position against branch B.",
+  "prompt scheme",
+  """
+  prompt str id of the prompt
+  scheme str of the branch
+  layer int of the fork
+  position int of the event
+  branch int class that was substituted
+  refused int classes taken up before it whose state could not be rebuilt
+  vacuous bool whether its continuation is the native one: the control shows nothing
+  values int in the state
+  delta_nonzero int values of the difference that are not zero
+  delta_linf float largest of them
+  pre_state_equal bool native state before the addition is H_P, bit for bit
+  post_state_equal bool the sum is H_B, bit for bit
+  prefork_equal int layers before the fork that are equal
+  prefork_checkpoints int of these
+  post_mhc_equal int post-mHC checkpoints that are equal
+  post_mhc_checkpoints int of these: (L - f) + (n - 1) L
+  routes_equal int route checkpoints that are equal
+  route_checkpoints int of these: n L
+  predictions_equal int predictions that are equal
+  predictions int of these: n + 1
+  text_equal bool whether the decoded texts are equal
+  endpoint_sha256 str of H_B
+  tokens_sha256 str of the predictions of the branch
+  """,
+)
+
+MHC = _table(
+  "mhc_equivalence",
+  "Post-mHC substitution, checkpoint by checkpoint.",
+  "prompt scheme step layer",
+  """
+  prompt str id of the prompt
+  scheme str of the branch
+  step int decode input, from 0, the event
+  layer int of the checkpoint
+  compared bool whether the post-mHC state counts: not before the endpoint of the fork
+  post_mhc_equal bool bit for bit
+  linf float largest difference
+  route_equal bool the same experts
+  branch_sha256 str of the post-mHC state of the branch
+  injected_sha256 str of the one that was substituted
+  """,
+)
+
+MHC_PREFORK = _table(
+  "mhc_prefork_equivalence",
+  "Layers before the fork: the branch against a run without any probe, in another process.",
+  "prompt scheme layer",
+  """
+  prompt str id of the prompt
+  scheme str of the branch
+  layer int before the fork
+  values int in the state
+  equal bool bit for bit
+  linf float largest difference
+  branch_sha256 str of the branch
+  native_sha256 str of the run without a probe
+  """,
+)
+
+KV_SUMMARY = _table(
+  "kv_equivalence_summary",
+  "Persistent-state substitution: native + (S_B - S_P) at the boundary after the event.",
+  "prompt scheme",
+  """
+  prompt str id of the prompt
+  scheme str of the branch
+  layer int of the fork
+  position int of the event
+  branch int class that was substituted
+  refused int classes taken up before it
+  vacuous bool whether its continuation is the native one: the control shows nothing
+  next_token_equal bool branch and native read the same next token, unforced
+  values int in the persistent state
+  differing int of them
+  delta_linf float largest difference of finite values
+  layers_untouched int layers from 0 on whose state is equal
+  fp64_layers int layers that the FP64 difference rebuilds
+  fp64_exceptions int values that it cannot carry
+  fp32_layers int layers that a literal FP32 difference rebuilds
+  xor_layers int layers that a difference of bits rebuilds
+  layers int of all
+  used str the kind of difference that went on: fp64, or xor where fp64 is not exact
+  post_mhc_equal int post-mHC checkpoints that are equal
+  states_equal int persistent-state checkpoints that are equal
+  routes_equal int route checkpoints that are equal
+  checkpoints int of each: (n - 1) L
+  predictions_equal int predictions that are equal
+  predictions int of these: n + 1
+  text_equal bool whether the decoded texts are equal
+  endpoint_sha256 str of S_B: of its layers' hashes
+  tokens_sha256 str of the predictions of the branch
+  """,
+)
+
+KV = _table(
+  "kv_equivalence",
+  "Persistent-state substitution, checkpoint by checkpoint.",
+  "prompt scheme step layer",
+  """
+  prompt str id of the prompt
+  scheme str of the branch
+  step int decode input, from 1, the first after the boundary
+  layer int of the checkpoint
+  post_mhc_equal bool bit for bit
+  state_equal bool persistent state of the layer, bit for bit
+  route_equal bool the same experts
+  branch_sha256 str of the persistent state of the layer in the branch
+  injected_sha256 str of the one that was substituted
+  """,
+)
+
+KV_LAYERS = _table(
+  "kv_equivalence_layers",
+  "The difference of the persistent states, layer by layer.",
+  "prompt scheme layer",
+  """
+  prompt str id of the prompt
+  scheme str of the branch
+  layer int of the state
+  values int in it
+  differing int of them
+  linf float largest difference of finite values
+  fp64_equal bool rebuilt by the FP64 difference
+  fp64_exceptions int values that it cannot carry
+  fp32_equal bool rebuilt by a literal FP32 difference
+  xor_equal bool rebuilt by a difference of bits
+  native_sha256 str of the native state
+  branch_sha256 str of the branch's
+  """,
+)
+
+EVENT_COUNTS = _table(
+  "event_direction_counts",
+  "Volumes of each direction of a continuation, by who labelled the texts.",
+  "prompt scheme source status label",
+  """
+  prompt str id of the prompt
+  scheme str of the branches
+  source str "rule", or "people" for their consensus
+  status str labelled, unlabelled or disagreeing
+  label str? direction
+  class_count int classes
+  classes int of all
+  order_count int orders
+  orders int of all
+  paper str the paper's count, of another model
+  """,
+)
+
+EVENT_UNIQUE = _table(
+  "event_direction_unique_continuations",
+  "The unique texts: the units that are labelled.",
+  "prompt scheme item",
+  """
+  prompt str id of the prompt
+  scheme str of the branches
+  item int number in the blind form
+  class_count int classes that go on with the text
+  classes int of all
+  provisional str label of the rule
+  consensus str? label of all people who filled in a form; nothing where they disagree
+  tokens_sha256 str of the token ids of the lowest class
+  text text the continuation
+  """,
+)
+
+AGREEMENT = _table(
+  "human_annotation_agreement",
+  "Agreement of each two columns of labels; people's among themselves, and each with the rule.",
+  "first second",
+  """
+  first str a column
+  second str another
+  items int unique texts
+  excluded int left blank in one or both
+  compared int the others
+  agreed int same label
+  raw float? agreed / compared
+  kappa float? Cohen's
+  """,
+)
+
+CONFUSION = _table(
+  "human_annotation_confusion",
+  "Label pairs of each two columns.",
+  "first second first_label second_label",
+  """
+  first str a column
+  second str another
+  first_label str in the first
+  second_label str in the second
+  count int items
+  """,
+)
+
+BREADTH = _table(
+  "breadth_summary",
+  "Prompts whose farthest branch has left the native text, staged: survivors only go on.",
+  "horizon by group",
+  """
+  horizon int emitted tokens
+  by str all, language or kind
+  group str which
+  prompts int at the start
+  at_risk int not separated at an earlier horizon
+  new int separated at this one
+  cumulative int separated so far
+  saved int rows that say separated
+  repeated int of them of prompts separated earlier
+  paper_cumulative str in the paper, of another model
+  """,
+)
+
+BREADTH_BRANCHES = _table(
+  "breadth_branches",
+  "Raw: the branch of each prompt, and each horizon that it was run to.",
+  "prompt horizon",
+  """
+  prompt str id of the prompt
+  horizon int emitted tokens
+  layer int of the fork
+  scheme str of the branch
+  branch int class with the farthest post-mHC state
+  order str its lowest order
+  classes int compared
+  states int distinct post-mHC states among them
+  states_unlike_native int classes whose post-mHC state is not the native one
+  state_linf float distance of the branch's
+  separated bool whether its tokens differ from native within the horizon
+  native_tokens str emitted ids, joined by commas
+  branch_tokens str the same of the branch
+  """,
+)
+
+PERSISTENT = _table(
+  "persistent_ablation",
+  "Layer-static schedules at every token: trajectories that leave native and their own identity.",
+  "prompt scheme",
+  """
+  prompt str id of the prompt, or all
+  scheme str of every combine
+  schedules int request seeds
+  native_routes int whose routes differ from native anywhere
+  native_tokens int whose token ids differ from native
+  canonical_routes int whose routes differ from the identity order of the scheme
+  canonical_tokens int whose token ids do
+  unique_continuations int distinct token sequences; summed over prompts for all
+  paper_native_routes str in the paper, of another model
+  paper_native_tokens str in the paper, of another model
+  """,
+)
+
+TRAJECTORIES = _table(
+  "persistent_trajectories",
+  "Raw: every trajectory of the persistent and canonical protocols.",
+  "prompt scheme kind request",
+  """
+  prompt str id of the prompt
+  scheme str of every combine; native for the baselines
+  kind str native, identity or schedule
+  request int seed of the schedule; -1 without one
+  tokens str emitted ids, joined by commas
+  tokens_sha256 str of the same
+  routes_sha256 str of the expert sets of every position and layer, as int32
+  routes_like_native bool the same sets everywhere
+  first_route str? position:layer of the first other set
+  combines int combines of the trajectory
+  certified int of them, order-invariant in every element (native run)
+  """,
+)
+
+CANONICAL = _table(
+  "canonical_reference",
+  "Identity order in each scheme against native.",
+  "prompt scheme",
+  """
+  prompt str id of the prompt
+  scheme str of every combine
+  routes_differ bool anywhere
+  tokens_differ bool anywhere
+  tokens_sha256 str of the emitted ids
+  text text the continuation
+  paper_tokens_differ str of three prompts in the paper, of another model
+  """,
+)
+
+C_INTERMEDIATE = _table(
+  "c_intermediate_summary",
+  "Schedules under C: states at the last prompt position against native.",
+  "prompt",
+  """
+  prompt str id of the prompt
+  schedules int request seeds
+  records int captured
+  missing int not captured
+  moe_linf float MoE output, every routed layer
+  post_mhc_linf float state after the block
+  router_linf float router logits
+  lm_linf float LM logits
+  equal int schedules in which every value is equal bit for bit
+  certified bool whether every combine that the prompt used is order-invariant under C
+  """,
+)
+
+PROPAGATION = _table(
+  "propagation_trace",
+  "One persistent B schedule, stage by stage.",
+  "stage",
+  """
+  prompt str id of the prompt
+  scheme str of every combine
+  request int seed of the schedule
+  stage str what is compared
+  layer int? of the stage
+  equal bool bit for bit
+  linf float? largest difference
+  native str? what native has
+  branch str? what the schedule has
+  paper str the paper's difference, of another model
+  """,
+)
+
+REPLAY_BRANCHES = _table(
+  "replay_branches",
+  "The classes drawn from the two directions, extended.",
+  "branch",
+  """
+  prompt str id of the prompt
+  scheme str of the branches
+  branch int class
+  order str its lowest order
+  label str provisional, of the rule
+  num_tokens int emitted
+  prefix_equal bool whether the first tokens are those of the sweep
+  tokens str emitted ids, joined by commas
+  tokens_sha256 str of the same
+  text text the continuation
+  """,
+)
+
+REPLAY_PAIRS = _table(
+  "replay_pairs",
+  "Each of those run twice alone, in fresh processes with other thread settings.",
+  "branch",
+  """
+  branch int class
+  runs int processes
+  num_tokens int per run
+  tokens_equal bool between the runs
+  like_sweep bool both equal the branch in the sweep
+  sha256_equal bool of the token ids
+  metadata_equal bool same checkpoint, tokenizer, contract and mode in both records
+  exit_zero bool both ended well
+  first_sha256 str of the token ids
+  second_sha256 str of the token ids
+  """,
+)
+
+REPLAY_ENVIRONMENT = _table(
+  "replay_environment",
+  "Where the replays ran.",
+  "run name",
+  """
+  run int process
+  name str of a setting or a measured property
+  value text its value
+  """,
+)
+
+MEDIATION = _table(
+  "mediation",
+  "How much of a reduction's effect goes through routing: four runs, mean KL of native tokens.",
+  "reduction scheme",
+  """
+  reduction str persistent (every combine) or fork (one)
+  scheme str of the perturbed combines
+  sequences int prompts
+  tokens int native tokens scored
+  d_qf float KL(native || perturbed, own routes), nats per token
+  d_qp float KL(native || perturbed, native routes pinned)
+  d_ct float KL(native || native arithmetic, perturbed routes)
+  routed_share float? (d_qf - d_qp) / d_qf
+  routed_share_low float? of a 95 % cluster bootstrap over sequences
+  routed_share_high float? of the same
+  transplant_share float? d_ct / d_qf
+  flip_rate float expert sets that changed, per token and layer
+  nll_difference float mean NLL, perturbed minus native
+  nll_low float of a 95 % cluster bootstrap
+  nll_high float of the same
+  interpretable bool whether d_qf is not zero
+  """,
+)
+
+CERTIFICATE = _table(
+  "certificate",
+  "Order-invariance proofs on the terms of real tokens, checked against all orders.",
+  "scheme layer",
+  """
+  scheme str operand and accumulator
+  layer int of the combine; -1 for all
+  combines int term sets: tokens
+  elements int of all of them
+  certified int elements proved order-invariant
+  invariant int elements that no order of the enumeration changed
+  false_proofs int proved, but changed by an order
+  whole int combines all of whose elements are proved
+  orders int tried
+  """,
+)
+
+CONTRACT_COST = _table(
+  "contract_cost",
+  "Time of each contract against native, side by side in one run.",
+  "what scheme",
+  """
+  what str combine (alone) or decode (a step of the model)
+  scheme str native, or operand and accumulator
+  rows int tokens
+  terms int per token
+  hidden int elements per term
+  median_ms float of the rounds
+  ratio float of medians, against native
+  bytes int of the operands and the result
+  """,
+)
+
+TOPOLOGIES = _table(
+  "topologies",
+  "Other ways to add the terms of the events of the depth prompts.",
+  "prompt topology accumulator",
+  """
+  prompt str id of the prompt
+  layer int of the event
+  topology str how operands meet
+  accumulator str what partial sums are rounded to
+  orders int run
+  outputs int distinct merged outputs
+  linf float largest distance from the exact sum's output
+  ulps_max int largest distance in BF16 ulps of the merged output
+  ulps_mean float mean over orders and elements
+  like_native bool whether the identity order gives the native output
+  """,
+)
+
+PROMPTS = _table(
+  "prompts",
+  "Raw: the prompts.",
+  "prompt",
+  """
+  prompt str id
+  language str en or zh
+  kind str ordinary or candidate
+  depth bool one of the three depth prompts
+  replay bool one of the thirteen replay prompts
+  text text as it is run
+  token_ids str joined by commas
+  """,
+)
