@@ -1,4 +1,4 @@
-"""Orders, their numbers and their structural classes; layer-static schedules."""
+"""Orders, their numbers and their structural classes; schedules of orders."""
 
 import dataclasses
 import itertools
@@ -163,3 +163,32 @@ def test_schedules_differ_between_layers_requests_and_seeds():
   assert len(np.unique(schedules[0], axis=0)) > 30
   with pytest.raises(ValueError, match="schedule: declined, 0 terms"):
     combine.schedule(1, 1, 3, 0)
+
+
+def test_dynamic_schedules_come_from_their_numbers_alone():
+  whole = combine.dynamic_schedule(20260722, 7, 5, 40, 6)
+  assert whole.dtype == np.int32 and whole.shape == (5, 40, 6)
+  assert (np.sort(whole, axis=2) == np.arange(6)).all()
+  assert (combine.dynamic_schedule(20260722, 7, 2, 3, 6) == whole[:2, :3]).all()
+  with jax.threefry_partitionable(False):
+    assert (combine.dynamic_schedule(20260722, 7, 5, 40, 6) == whole).all()
+  # The documented generator, one key at a time.
+  key = jax.random.key(20260722, impl="threefry2x32")
+  for number in (7, 3, 31):  # request, layer, position
+    key = jax.random.fold_in(key, number)
+  with jax.threefry_partitionable(True):
+    words = np.asarray(jax.random.bits(key, (6,), np.uint32)).tolist()
+  assert whole[3, 31].tolist() == sorted(range(6), key=words.__getitem__)
+  # Stored schedules must stay what they are.
+  stored = combine.dynamic_schedule(20260722, 0, 2, 3, 6)
+  assert stored[0, :2].tolist() == [[1, 5, 0, 4, 3, 2], [3, 4, 0, 1, 2, 5]]
+
+
+def test_dynamic_schedules_differ_between_positions_layers_requests_and_seeds():
+  schedules = [combine.dynamic_schedule(s, r, 4, 50, 6) for s in (1, 2) for r in range(3)]
+  assert len({x.tobytes() for x in schedules}) == 6
+  for layer in schedules[0]:
+    assert len(np.unique(layer, axis=0)) > 35  # of 720, 50 draws: 48 are expected
+  assert len({layer.tobytes() for layer in schedules[0]}) == 4
+  with pytest.raises(ValueError, match="dynamic_schedule: declined, 17 terms"):
+    combine.dynamic_schedule(1, 1, 3, 2, 17)
