@@ -36,7 +36,7 @@ def run(study: studies.Study) -> list[str]:
     probe = prefill(
       model,
       [sequence],
-      len(sequence),
+      length,
       explicit(study, orders, len(sequence)),
       mode=mode,
       taps=_TAPS,

@@ -24,7 +24,10 @@ LANES = 128
 # Tokens after which branches are looked through for complete states that have become equal.
 _SEGMENT = 16
 
-_FROZEN = Taps(terms=True, shared=True, combined=True, post_block=True, ids=True, weights=True)
+_ROUTE = ("ids", "weights", "slots")
+_FROZEN = Taps(
+  terms=True, shared=True, combined=True, post_block=True, ids=True, weights=True, slots=True
+)
 _BRANCH = Taps(post_block=True, state_fingerprints=True)
 
 
@@ -42,7 +45,7 @@ class Event:
     shared: float32 [D], or None.
     combined: float32 [D], native output of the MoE layer.
     post_block: float32 [D] or [hc, D], native (H_P of the paper).
-    ids, weights: [K], the route.
+    ids, weights, slots: [K], the route.
   """
 
   prompt: tuple[int, ...]
@@ -57,6 +60,12 @@ class Event:
   post_block: np.ndarray
   ids: np.ndarray
   weights: np.ndarray
+  slots: np.ndarray
+
+  def native_order(self, contract: Contract) -> np.ndarray:
+    """int32 [K], the family's own order of the terms."""
+    ascending = np.arange(len(self.ids), dtype=np.int32)
+    return self.slots if contract.order == "slot" else ascending
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,7 +141,7 @@ def freeze(
   token = greedy(logits)[0]
   logits, after, trace = decode(model, token, before, mode=mode, taps=_FROZEN)
   here = {name: trace[name][layer, 0, 0] for name in trace}
-  host = {name: np.asarray(here[name]) for name in ("combined", "post_block", "ids", "weights")}
+  host = {name: np.asarray(here[name]) for name in ("combined", "post_block", *_ROUTE)}
   return Event(
     prompt=tuple(prompt),
     layer=layer,

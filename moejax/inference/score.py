@@ -21,10 +21,12 @@ class Score:
   Attributes:
     nll: float32 [B, T - prefill], nats, of tokens prefill .. T - 1.
     trace: of the taps, for the T - 1 tokens that were read.
+    log_probabilities: float32 [B, T - prefill, V], if they were asked for.
   """
 
   nll: np.ndarray
   trace: dict[str, jax.Array]
+  log_probabilities: np.ndarray | None = None
 
 
 def score(
@@ -36,6 +38,7 @@ def score(
   mode: Mode = DEFAULT,
   taps: Taps = NOTHING,
   chunk: int | None = None,
+  keep: bool = False,
 ) -> Score:
   """Scores int [B, T] sequences given their own past.
 
@@ -48,6 +51,7 @@ def score(
     execution: its T axis, if any, has T - 1 entries.
     mode, taps: as in `forward`.
     chunk: tokens per call; None is all in one.
+    keep: whether log probabilities of the whole vocabulary are returned.
 
   Raises:
     ValueError, FloatingPointError: as `forward`.
@@ -62,10 +66,10 @@ def score(
   state = model.module.init_state(rows, state_length(time - 1), mode)
   step = chunk or time - 1
   watched = dataclasses.replace(taps, nan_experts=True)
-  parts, traces = [], []
+  parts, kept, traces = [], [], []
   for at in range(0, time - 1, step):
     stop = min(at + step, time - 1)
-    nll, state, trace = _chunk(
+    nll, log_probabilities, state, trace = _chunk(
       model.module,
       model.params,
       tokens[:, at:stop],
@@ -74,16 +78,19 @@ def score(
       execution.take_tokens(np.arange(at, stop)),
       mode=mode,
       taps=watched,
+      keep=keep,
     )
     check_nan(trace["nan_experts"], np.full(rows, at))
     parts.append(np.asarray(nll))
+    kept.append(np.asarray(log_probabilities))
     traces.append(taps.select(trace))
-  return Score(np.concatenate(parts, axis=1)[:, prefill - 1 :], join_traces(traces))
+  scored = lambda pieces: np.concatenate(pieces, axis=1)[:, prefill - 1 :]
+  return Score(scored(parts), join_traces(traces), scored(kept) if keep else None)
 
 
-@functools.partial(jax.jit, static_argnums=0, static_argnames=("mode", "taps"))
-def _chunk(module, params, tokens, targets, state, execution, *, mode, taps):
+@functools.partial(jax.jit, static_argnums=0, static_argnames=("mode", "taps", "keep"))
+def _chunk(module, params, tokens, targets, state, execution, *, mode, taps, keep):
   logits, state, trace = module.apply(params, tokens, state, execution, mode=mode, taps=taps)
   log_probabilities = arithmetic(mode).log_softmax(logits)
   nll = -jnp.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
-  return nll, state, trace
+  return nll, log_probabilities if keep else None, state, trace

@@ -223,6 +223,21 @@ class Execution:
         raise ValueError(f"execution: made for {x.shape[axis]} tokens, run on {index.max() + 1}.")
       return jnp.take(jnp.asarray(x), index, axis=axis)
 
+    return self._map(cut)
+
+  def rows(self, index: slice) -> "Execution":
+    """The record for some rows of the batch that it was made for; axes of 1 stay."""
+
+    def cut(x, tail):
+      axis = np.ndim(x) - 2 - tail
+      if x is None or axis < 0 or x.shape[axis] == 1:
+        return x
+      return x[(slice(None),) * axis + (index,)]
+
+    return self._map(cut)
+
+  def _map(self, cut) -> "Execution":
+    """With cut(part, axes after the token's) in place of every part but the delta."""
     pins = self.pins and Pins(
       *(cut(x, 1) for x in (self.pins.ids, self.pins.weights, self.pins.slots)),
       mask=cut(self.pins.mask, 0),

@@ -557,9 +557,10 @@ TOPOLOGIES = _table(
   accumulator str what partial sums are rounded to
   orders int run
   outputs int distinct merged outputs
-  linf float largest distance from the exact sum's output
-  ulps_max int largest distance in BF16 ulps of the merged output
-  ulps_mean float mean over orders and elements
+  linf float? largest distance from the exact sum's output; none where a sum is NaN
+  ulps_max int? largest distance in BF16 ulps of the merged output
+  ulps_mean float? mean over orders and elements
+  certified_share float? elements proved order-invariant; sequential sums only
   like_native bool whether the identity order gives the native output
   """,
 )
