@@ -3,8 +3,8 @@
     python -m experiments.reduction.audit --model=dsv4-nano --out=out/reduction
 
 Every count that can be had from raw rows is recomputed, every identity that must hold for any model
-is checked (study design, section 2). Ends with an error that lists what is wrong: a missing table or
-row, a repeated key, a count that is not that of the rows, an equality that does not hold.
+is checked. Ends with an error that lists what is wrong: a missing table or row, a repeated key, a
+count that is not that of the rows, an equality that does not hold.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,8 +14,12 @@ import pathlib
 from configs import prompts as prompt_sets
 from experiments.reduction import (
   breadth as breadth_protocol,
+)
+from experiments.reduction import (
   persistent,
   schedule_runs,
+)
+from experiments.reduction import (
   study as studies,
 )
 from moejax.analysis import tokens_sha256

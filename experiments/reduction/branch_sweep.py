@@ -78,7 +78,7 @@ def count_row(prompt, found: Sweep, horizon: int) -> dict:
   unlike = np.array([state.tobytes() != native for state in fork.post_block])
   groups = group(found, horizon)
   in_native = (found.tokens[:, :horizon] == found.native[None, :horizon]).all(axis=1)
-  paper = paper_figures.find("basin_counts", fork.scheme.name, "texts") if horizon == 8 else None
+  paper = paper_figures.beside("basin_counts", fork.scheme.name, "texts") if horizon == 8 else ""
   return dict(
     prompt=prompt.id,
     layer=event.layer,
@@ -97,7 +97,7 @@ def count_row(prompt, found: Sweep, horizon: int) -> dict:
     horizon=horizon,
     texts=len(groups.order_counts),
     native_basin_orders=int(in_native.sum()) * weight(found),
-    paper_texts=paper_figures.beside(paper),
+    paper_texts=paper,
   )
 
 

@@ -118,7 +118,7 @@ def summary_rows(followed: list[breadth.Stage]) -> list[dict]:
     dict(
       **count._asdict(),
       paper_cumulative=paper_figures.beside(
-        paper_figures.find("breadth_summary", f"{count.horizon}/{count.group}", "cumulative")
+        "breadth_summary", f"{count.horizon}/{count.group}", "cumulative"
       ),
     )
     for count in breadth.counts(followed)

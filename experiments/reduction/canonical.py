@@ -22,7 +22,7 @@ def run(study: studies.Study) -> list[str]:
   for prompt, scheme in study.progress(pairs, "canonical references"):
     group = schedule_runs.run_group(study, prompt, scheme, requests=0)
     tokens = group.tokens[schedule_runs.IDENTITY]
-    paper = paper_figures.find("canonical_reference", scheme.name, "native_tokens")
+    paper = paper_figures.beside("canonical_reference", scheme.name, "native_tokens")
     rows.append(
       dict(
         prompt=prompt.id,
@@ -31,7 +31,7 @@ def run(study: studies.Study) -> list[str]:
         tokens_differ=bool(group.tokens_differ(schedule_runs.NATIVE)[schedule_runs.IDENTITY]),
         tokens_sha256=tokens_sha256(tokens),
         text=study.text(tokens),
-        paper_tokens_differ=paper_figures.beside(paper),
+        paper_tokens_differ=paper,
       )
     )
   study.write(tables.CANONICAL, rows, "canonical")

@@ -99,9 +99,7 @@ def count_rows(study: studies.Study, prompt, key, forms, source: str) -> list[di
       classes=len(key),
       order_count=count.orders,
       orders=sum(row.orders for row in key),
-      paper=paper_figures.beside(
-        paper_figures.find("event_direction_counts", count.label, f"{paper}_classes")
-      ),
+      paper=paper_figures.beside("event_direction_counts", count.label, f"{paper}_classes"),
     )
     for count in annotation.score_forms(forms, key)
   ]

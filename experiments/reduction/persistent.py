@@ -98,7 +98,7 @@ def _counts(rows: list[dict], scheme: str) -> dict[str, int]:
 def _paper(prompt: str, scheme: str) -> dict[str, str]:
   texts = {p.id: p.text for p in prompt_sets.DEPTH}
   key = f"{texts.get(prompt, prompt)}/{scheme}"
-  find = lambda column: paper_figures.beside(paper_figures.find("persistent_ablation", key, column))
+  find = lambda column: paper_figures.beside("persistent_ablation", key, column)
   return dict(paper_native_routes=find("native_routes"), paper_native_tokens=find("native_tokens"))
 
 

@@ -81,7 +81,7 @@ def _texts(stage: str, layer: int | None, native: str, branch: str) -> dict:
 
 
 def _paper(stage: str) -> str:
-  return paper_figures.beside(paper_figures.find("propagation_trace", stage, "linf"))
+  return paper_figures.beside("propagation_trace", stage, "linf")
 
 
 if __name__ == "__main__":

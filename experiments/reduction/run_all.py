@@ -24,8 +24,10 @@ from experiments.reduction import (
   native_replay,
   persistent,
   propagation_trace,
-  study as studies,
   topologies,
+)
+from experiments.reduction import (
+  study as studies,
 )
 from moejax.report import reduction_tables as tables
 from moejax.report.files import atomic_path
