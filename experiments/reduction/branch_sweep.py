@@ -78,7 +78,9 @@ def count_row(prompt, found: Sweep, horizon: int) -> dict:
   unlike = np.array([state.tobytes() != native for state in fork.post_block])
   groups = group(found, horizon)
   in_native = (found.tokens[:, :horizon] == found.native[None, :horizon]).all(axis=1)
-  paper = paper_figures.beside("basin_counts", fork.scheme.name, "texts") if horizon == 8 else ""
+  paper = ""
+  if horizon == 8 and prompt == prompt_sets.DEPTH[0]:  # the paper's sweep
+    paper = paper_figures.beside("basin_counts", fork.scheme.name, "texts")
   return dict(
     prompt=prompt.id,
     layer=event.layer,

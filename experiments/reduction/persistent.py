@@ -3,9 +3,12 @@
     python -m experiments.reduction.persistent --model=dsv4-nano --out=out/reduction
 
 Three prompts, 64 request seeds, four schemes, eight tokens: 768 trajectories, their identity orders
-and three native baselines. persistent_trajectories.tsv, persistent_ablation.tsv. A killed run goes
-on with --resume. About a minute for a nano model.
+and three native baselines. persistent_trajectories.tsv, persistent_ablation.tsv, figures/axes.*,
+figures/first_route.* (where a trajectory's expert set first is another one). A killed run goes on
+with --resume. About a minute for a nano model.
 """
+
+import numpy as np
 
 from configs import prompts as prompt_sets
 from experiments.reduction import schedule_runs
@@ -14,6 +17,7 @@ from moejax import combine
 from moejax.analysis import tokens_sha256
 from moejax.report import paper_figures
 from moejax.report import reduction_tables as tables
+from moejax.report.reduction_figures import draw_axes, draw_first_change
 
 SCHEMES = (combine.P32, combine.C, combine.A, combine.B)
 
@@ -30,6 +34,7 @@ def run(study: studies.Study) -> list[str]:
       study.write(tables.TRAJECTORIES, rows, "persistent")
   summary = ablation_rows(rows, [prompt.id for prompt in chosen])
   study.write(tables.PERSISTENT, summary, "persistent")
+  draw(study, rows, summary)
   return [
     f"persistent, {row['scheme']}: of {row['schedules']} schedules {row['native_routes']} change "
     f"routes and {row['native_tokens']} tokens against native, {row['canonical_routes']} and "
@@ -66,6 +71,30 @@ def trajectory_rows(study: studies.Study, prompt, scheme: combine.Contract) -> l
       )
     )
   return rows
+
+
+def draw(study: studies.Study, rows: list[dict], summary: list[dict]) -> None:
+  """The two axes, and the first changed expert sets of all schedules by layer and position."""
+  bars = [
+    dict(
+      scheme=row["scheme"],
+      axis=axis,
+      routes=row[f"{axis}_routes"],
+      tokens=row[f"{axis}_tokens"],
+      total=row["schedules"],
+    )
+    for row in summary
+    if row["prompt"] == "all"
+    for axis in ("native", "canonical")
+  ]
+  draw_axes(study.out / "figures" / "axes", bars)
+  first = [row["first_route"] for row in rows if row["kind"] == "schedule" and row["first_route"]]
+  at = np.array([[int(x) for x in cell.split(":")] for cell in first] or [[0, 0]])
+  counts = np.zeros((study.model.config.num_layers, at[:, 0].max() + 1), int)
+  if first:
+    np.add.at(counts, (at[:, 1], at[:, 0]), 1)
+  names = dict(layers=range(counts.shape[0]), tokens=range(counts.shape[1]))
+  draw_first_change(study.out / "figures" / "first_route", counts, **names)
 
 
 def ablation_rows(rows: list[dict], prompts: list[str]) -> list[dict]:

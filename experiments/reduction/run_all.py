@@ -29,6 +29,7 @@ from experiments.reduction import (
 from experiments.reduction import (
   study as studies,
 )
+from moejax.report import paper_figures
 from moejax.report import reduction_tables as tables
 from moejax.report.files import atomic_path
 from moejax.report.schema import readme
@@ -67,14 +68,8 @@ def run(study: studies.Study) -> list[str]:
   total = sum(float(seconds) for _, seconds in times)
   said.append(f"{len(PROTOCOLS)} protocols in {total / 60:.1f} minutes, peak {peak:.2f} GiB")
   write_tsv(study.out / "timings.tsv", ("protocol", "seconds"), times)
-  write_text(study, "summary.txt", "\n".join([*said, NOTE]) + "\n")
+  write_text(study, "summary.txt", "\n".join([*said, paper_figures.NOTE]) + "\n")
   return said
-
-
-NOTE = (
-  "These are numbers of the model named in the tables. The paper's stand beside them where it has "
-  "any; its model is DeepSeek-V4-Flash, another one."
-)
 
 
 def write_text(study: studies.Study, name: str, text: str) -> None:

@@ -50,8 +50,9 @@ def find(table: str, row: str, column: str) -> Figure | None:
   return _by_key().get((table, row, column))
 
 
-def beside(figure: Figure | None) -> str:
-  """A cell for a table: "161/192", or the value alone; "" for None."""
+def beside(table: str, row: str, column: str) -> str:
+  """A cell for a table: "161/192", or the value alone; "" where the paper has no such figure."""
+  figure = find(table, row, column)
   if figure is None:
     return ""
   return f"{figure.value}/{figure.denominator}" if figure.denominator else figure.value

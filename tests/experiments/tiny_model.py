@@ -1,4 +1,4 @@
-"""Tiny random models on disk, with the tokenizer of the nano models: for scripts that take --model."""
+"""Tiny random models on disk, with the tokenizer of the nano models: for scripts."""
 
 import functools
 import pathlib

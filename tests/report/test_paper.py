@@ -96,14 +96,14 @@ def test_tables_are_ours():
   ],
 )
 def test_figures_as_the_paper_prints_them(table, row, column, text):
-  assert paper_figures.beside(paper_figures.find(table, row, column)) == text
+  assert paper_figures.beside(table, row, column) == text
 
 
 def test_what_the_paper_does_not_have_is_nothing():
   assert paper_figures.find("basin_counts", "A", "texts") is not None
   for key in [("basin_counts", "A", "x"), ("basin_counts", "D", "texts"), ("x", "A", "texts")]:
     assert paper_figures.find(*key) is None
-  assert paper_figures.beside(None) == ""
+  assert paper_figures.beside("basin_counts", "C", "texts") == ""
 
 
 def test_the_note_names_the_other_model():
