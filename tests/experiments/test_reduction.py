@@ -119,9 +119,7 @@ def test_bad_input_is_one_sentence():
     studies.find_prompts(["en-x"])
   with pytest.raises(ValueError, match=r"layer 0 has no routed experts; those that have: 1"):
     study("deepseek", "none", fork_layer=0)
-  with pytest.raises(
-    ValueError, match=r"a run with another seed: it is 20260722, expected 5"
-  ):
+  with pytest.raises(ValueError, match=r"a run with another seed: it is 20260722, expected 5"):
     dataclasses.replace(quick(), seed=5).claim()
   assert tables.BRANCHES.read(quick().out)
 
