@@ -14,7 +14,9 @@ from experiments.reduction import study as studies
 from moejax import combine
 from moejax.analysis import basins, rank_frequency, tokens_sha256
 from moejax.inference import branch_sweep, freeze, Sweep
+from moejax.inference.branches import outputs_of
 from moejax.inference.trajectory import sha256
+from moejax.numerics.bf16 import ulp_bf16_distance
 from moejax.report import paper_figures
 from moejax.report import reduction_tables as tables
 from moejax.report.reduction_figures import draw_rank_frequency
@@ -30,7 +32,7 @@ def run(study: studies.Study) -> list[str]:
   for prompt in study.prompts or prompt_sets.DEPTH[:1]:
     for scheme in study.progress(SCHEMES, f"branch sweep, {prompt.id}"):
       found = sweep(study, prompt, scheme, horizons[-1])
-      raw += branch_rows(prompt, found)
+      raw += branch_rows(study, prompt, found)
       for horizon in horizons:
         counts.append(count_row(prompt, found, horizon))
         ranks += rank_rows(study, prompt, found, horizon)
@@ -127,9 +129,19 @@ def rank_rows(study: studies.Study, prompt, found: Sweep, horizon: int) -> list[
   return rows
 
 
-def branch_rows(prompt, found: Sweep) -> list[dict]:
+def exact_ulps(study: studies.Study, found: Sweep) -> np.ndarray:
+  """int64 [R, D]: distance of each distinct output from that of the exact sum, BF16 ulps."""
+  event, orders = found.fork.event, found.fork.orders[found.fork.representatives]
+  contract = study.model.module.contract(study.mode)
+  outputs = outputs_of(event, contract.with_scheme(found.fork.scheme), orders)
+  exact = outputs_of(event, contract.with_scheme(combine.EXACT), orders[:1])
+  return ulp_bf16_distance(outputs, np.broadcast_to(exact, outputs.shape))
+
+
+def branch_rows(study: studies.Study, prompt, found: Sweep) -> list[dict]:
   """Of branches."""
   fork = found.fork
+  ulps = exact_ulps(study, found)
   hashes = [sha256(state) for state in fork.post_block]
   return [
     dict(
@@ -140,6 +152,8 @@ def branch_rows(prompt, found: Sweep) -> list[dict]:
       weight=weight(found),
       output=int(output),
       output_linf=float(fork.output_linf[output]),
+      exact_ulps_max=int(ulps[output].max()),
+      exact_ulps_mean=float(ulps[output].mean()),
       state_sha256=hashes[output],
       state_linf=float(fork.state_linf[output]),
       complete_state=int(found.merged[branch]),

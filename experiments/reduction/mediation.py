@@ -3,8 +3,8 @@
     python -m experiments.reduction.mediation --model=dsv4-nano --out=out/reduction
 
 The four-run design of the route study with the contract as the disturbance, on native greedy texts
-of 50 prompts: a layer-static schedule at every combine, and one combine at the fork layer.
-mediation.tsv. Two minutes for a nano model.
+of 50 prompts: a layer-static schedule at every combine, an order of its own at every combine and
+token, and one combine at the fork layer. mediation.tsv. Two minutes for a nano model.
 """
 
 import jax.numpy as jnp
@@ -21,7 +21,11 @@ from moejax.report import reduction_tables as tables
 
 TOKENS = 65  # of a sequence, prompt included; one more than is read
 ROWS = 10
-SCHEMES = {"persistent": ("P32", "C", "A", "B"), "fork": ("P32", "A", "B")}
+SCHEMES = {
+  "persistent": ("P32", "C", "A", "B"),
+  "dynamic": ("B",),
+  "fork": ("P32", "A", "B"),
+}
 
 
 def run(study: studies.Study) -> list[str]:
@@ -66,14 +70,16 @@ def execution(
   for row, prompt in enumerate(prompts):
     if scheme is None:
       continue
-    schedule = combine.schedule(study.seed, row, config.num_layers, config.top_k)
+    numbers = (study.seed, row, config.num_layers)
     where = (slice(None), row)
+    if kind == "dynamic":
+      chosen = combine.dynamic_schedule(*numbers, time, config.top_k)
+    else:
+      chosen = combine.schedule(*numbers, config.top_k)[:, None]
     if kind == "fork":
       where = (study.fork_layer, row, len(prompt))
-      schedule = schedule[study.fork_layer]
-    else:
-      schedule = schedule[:, None]
-    codes[where], orders[where] = scheme.code, schedule
+      chosen = chosen[study.fork_layer, 0]
+    codes[where], orders[where] = scheme.code, chosen
   return Execution(codes=jnp.asarray(codes), orders=jnp.asarray(orders))
 
 

@@ -107,6 +107,8 @@ BRANCHES = _table(
   weight int orders it stands for
   output int which distinct MoE output
   output_linf float distance from the native MoE output
+  exact_ulps_max int largest distance from the exact sum's output, BF16 ulps
+  exact_ulps_mean float mean over elements of the same
   state_sha256 str of the post-mHC state
   state_linf float distance from the native post-mHC state
   complete_state int which distinct complete state after the event
@@ -494,7 +496,7 @@ MEDIATION = _table(
   "How much of a reduction's effect goes through routing: four runs, mean KL of native tokens.",
   "reduction scheme",
   """
-  reduction str persistent (every combine) or fork (one)
+  reduction str persistent (every combine), dynamic (the same, an order per token) or fork (one)
   scheme str of the perturbed combines
   sequences int prompts
   tokens int native tokens scored
