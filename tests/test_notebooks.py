@@ -14,6 +14,7 @@ def test_there_are_notebooks():
   assert [path.stem for path in NOTEBOOKS] == ["one_sum_720_orders"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 # The kernel's own machinery warns on some Pythons; what a cell warns of is not seen here anyway.
 @pytest.mark.filterwarnings("default")

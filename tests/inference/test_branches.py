@@ -18,6 +18,10 @@ LAYER = {"olmoe": 1, "deepseek_v4": 2}
 KEY = jax.random.key(0)
 
 
+def _slow(*values):
+  return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @functools.cache
 def event(family):
   return freeze(tiny.tiny(family), PROMPT, LAYER[family], len(PROMPT) + NEW)
@@ -42,7 +46,7 @@ def alone(family, order, scheme):
 
 @pytest.mark.parametrize(
   ("family", "scheme"),
-  [("olmoe", A), ("olmoe", B), ("deepseek_v4", B)],
+  [("olmoe", A), ("olmoe", B), _slow("deepseek_v4", B)],
   ids=lambda value: getattr(value, "name", value),
 )
 def test_branches_are_told_apart_by_the_outputs_of_the_recurrence(family, scheme):
@@ -65,7 +69,7 @@ def test_branches_are_told_apart_by_the_outputs_of_the_recurrence(family, scheme
     assert outputs[found.representatives[found.output[branch]]] == output
 
 
-@pytest.mark.parametrize("family", ["olmoe", "deepseek_v4"])
+@pytest.mark.parametrize("family", ["olmoe", _slow("deepseek_v4")])
 def test_a_branch_of_a_sweep_is_the_branch_run_alone(family):
   found = sweep(family)
   assert len(found.tokens) == 60
@@ -75,7 +79,7 @@ def test_a_branch_of_a_sweep_is_the_branch_run_alone(family):
     assert found.tokens[branch].tolist() == [int(token) for token in tokens]
 
 
-@pytest.mark.parametrize("family", ["olmoe", "deepseek_v4"])
+@pytest.mark.parametrize("family", ["olmoe", _slow("deepseek_v4")])
 def test_native_is_what_is_generated(family):
   assert (sweep(family).native == generate(tiny.tiny(family), [PROMPT], NEW).tokens[0]).all()
   assert (sweep(family).tokens[:, 0] == sweep(family).native[0]).all()

@@ -78,6 +78,7 @@ def test_texts_are_those_of_the_card(name):
   assert effects.continuations(load(name), prompts) == [printed[prompt] for prompt in prompts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cache_of_few_bits_moves_routes(name):
   tokens = windows(name, "calibration", "en", num=8)
@@ -91,6 +92,7 @@ def test_a_cache_of_few_bits_moves_routes(name):
   assert abs(eight.nll.mean() - clean.nll.mean()) < 0.002
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_fast_and_canonical_arithmetic_agree(name):
   found = effects.arithmetic_agreement(load(name), windows(name, "calibration", "en", num=8))
