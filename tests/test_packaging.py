@@ -31,7 +31,9 @@ def test_wheel_holds_the_two_packages_and_nothing_else(tmp_path):
   assert "moejax_kernels/libmoejax_kernels.so" in members
   assert "moejax_kernels/__init__.py" in members
   assert "moejax/data/passages/held_out.jsonl" in members
-  assert "moejax/nano/olmoe-nano/model.safetensors" in members
+  for name in ("dsv4-nano", "olmoe-nano"):
+    assert f"moejax/nano/{name}/model.safetensors" in members
+  assert "moejax/report/paper/reduction.tsv" in members
 
 
 @pytest.mark.slow
