@@ -37,6 +37,7 @@ PROTOCOLS = {
 
 def main(_):
   values = flags.FLAGS
+  studies.share_programs()
   study = studies.Study(
     moejax.load(values.model),
     Mode(),

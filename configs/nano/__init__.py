@@ -1,6 +1,7 @@
 """The nano models: what they are and how they are trained."""
 
-from configs.nano import deepseek_v4, olmoe
+from configs.nano import deepseek, deepseek_v4, olmoe, qwen2_moe, qwen3_moe
 from configs.nano.nano import Nano
 
-NANO = {nano.family: nano for nano in (deepseek_v4.get(), olmoe.get())}
+_ALL = (deepseek_v4, olmoe, qwen2_moe, qwen3_moe, deepseek)
+NANO = {nano.family: nano for nano in (family.get() for family in _ALL)}

@@ -7,6 +7,8 @@ basin_counts.tsv, basin_rank_frequency.tsv, branches.tsv, figures/basins.*, figu
 Under two minutes for a nano model.
 """
 
+import functools
+
 import numpy as np
 
 from configs import prompts as prompt_sets
@@ -52,8 +54,9 @@ def run(study: studies.Study) -> list[str]:
   return lines
 
 
+@functools.lru_cache(maxsize=4)
 def sweep(study: studies.Study, prompt, scheme, num_tokens: int) -> Sweep:
-  """All branches of a prompt's event."""
+  """All branches of a prompt's event; kept for the protocols that follow."""
   ids = study.encode(prompt)
   event = freeze(study.model, ids, study.fork_layer, len(ids) + num_tokens, mode=study.mode)
   key = study.key(scheme.code)

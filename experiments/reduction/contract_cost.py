@@ -15,7 +15,7 @@ from experiments.reduction import study as studies
 from moejax import combine
 from moejax.inference import decode, prefill
 from moejax.inference.batches import state_length
-from moejax.inference.branches import spread
+from moejax.inference.sweep import spread
 from moejax.models import Execution
 from moejax.report import reduction_tables as tables
 

@@ -26,7 +26,8 @@ from moejax.inference import decode, prefill
 from moejax.inference.batches import state_length
 from moejax.inference.branches import branch_execution
 from moejax.inference.generate import continue_greedily, greedy
-from moejax.models import Mode, NATIVE, Taps
+from moejax.inference.trajectory import idle_execution, STEP_TAPS
+from moejax.models import Mode
 from moejax.report.record import run_record
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -45,13 +46,11 @@ def main(job_path: str, result_path: str) -> None:
   for run in job["runs"]:
     logits, state, _ = prefill(model, [job["prompt"]], length, mode=mode)
     first = greedy(logits)[0]
-    execution = NATIVE
+    execution = idle_execution(model, 1)
     if run:
       code = np.array([combine.named(run["scheme"]).code])
-      order = np.array([run["order"]], np.int32)
-      execution = branch_execution(model.config.num_layers, job["layer"], order, code)
-    taps = Taps(post_block=True)
-    logits, state, trace = decode(model, first, state, execution, mode=mode, taps=taps)
+      execution = branch_execution(model, job["layer"], np.array([run["order"]], np.int32), code)
+    logits, state, trace = decode(model, first, state, execution, mode=mode, taps=STEP_TAPS)
     rest = continue_greedily(model, logits, state, job["num_tokens"] - 1, mode=mode).tokens[0]
     tokens.append([int(first[0]), *rest.tolist()])
     blocks.append(np.asarray(trace["post_block"])[:, 0, 0])

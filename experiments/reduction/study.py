@@ -1,10 +1,13 @@
 """What every script of the reduction study shares: flags, the folder it writes to, its rows."""
 
+import atexit
 from collections.abc import Sequence
 import dataclasses
 import functools
+import os
 import pathlib
 import sys
+import tempfile
 from typing import Any
 
 from absl import app, flags
@@ -168,8 +171,18 @@ def find_prompts(names: list[str]) -> tuple[prompt_sets.Prompt, ...]:
   return tuple(known[name] for name in names)
 
 
+def share_programs() -> None:
+  """Lets the processes that this one starts use the programs that it compiled."""
+  if jax.config.jax_compilation_cache_dir is None:
+    folder = tempfile.TemporaryDirectory(prefix="moejax-programs-")
+    atexit.register(folder.cleanup)
+    jax.config.update("jax_compilation_cache_dir", folder.name)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder.name
+
+
 def from_flags() -> Study:
   """The study that the flags describe, its folder claimed."""
+  share_programs()
   study = Study(
     model=moejax.load(_MODEL.value),
     mode=Mode(contract=_CONTRACT.value),

@@ -6,11 +6,13 @@ import numpy as np
 
 from configs import prompts as prompt_sets
 from experiments.reduction import study as studies
-from moejax.inference import branch_sweep, Event, freeze, Sweep
+from experiments.reduction.branch_sweep import sweep
+from moejax.inference import Event, Sweep
 from moejax.inference.branches import branch_execution
 from moejax.inference.trajectory import follow, Trajectory
 
-NUM_INPUTS = 8  # decode inputs of the paper; one prediction more
+# Decode inputs: the paper's 8, and more of them only where 8 tell no class from native.
+NUM_INPUTS = (8, 16, 32, 63)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,16 +43,11 @@ class Branch:
     return [self.event.token, *trajectory.predictions.tolist()]
 
 
-def num_inputs(study: studies.Study) -> int:
-  """Decode inputs n."""
-  return study.horizon or NUM_INPUTS
-
-
 def branches(study: studies.Study, rebuilt=None) -> list[Branch]:
   """The substituted class of every prompt (design of the study, section 5).
 
   Args:
-    study: says which prompts and how many inputs.
+    study: says which prompts; its horizon is the number of inputs.
     rebuilt: function of (native H_P, branch H_B) → whether the difference rebuilds H_B; a class
       for which it does not is refused and the next one is taken.
   """
@@ -58,29 +55,33 @@ def branches(study: studies.Study, rebuilt=None) -> list[Branch]:
 
 
 def _branch(study: studies.Study, prompt, rebuilt) -> Branch:
-  model, scheme, steps = study.model, study.scheme, num_inputs(study)
-  ids = study.encode(prompt)
-  event = freeze(model, ids, study.fork_layer, len(ids) + steps + 1, mode=study.mode)
-  key = study.key(scheme.code)
-  found = branch_sweep(model, event, scheme, steps + 1, key=key, mode=study.mode)
-  number, refused, vacuous = _choose(found, rebuilt)
+  model, scheme = study.model, study.scheme
+  choices = (study.horizon,) if study.horizon else NUM_INPUTS
+  found = sweep(study, prompt, scheme, choices[-1] + 1)
+  for steps in choices:
+    number, refused, vacuous = _choose(found, steps + 1, rebuilt)
+    if not vacuous:
+      break
+  else:
+    steps = choices[0]
+  event = found.fork.event
   order = found.fork.orders[number]
   codes = np.array([scheme.code])
-  execution = branch_execution(model.config.num_layers, event.layer, order[None], codes)
+  execution = branch_execution(model, event.layer, order[None], codes)
   run = lambda *more: follow(model, event.token, event.before, steps, *more, mode=study.mode)
   return Branch(prompt, event, number, order, refused, vacuous, run(execution), run())
 
 
-def _choose(found: Sweep, rebuilt) -> tuple[int, int, bool]:
+def _choose(found: Sweep, num_tokens: int, rebuilt) -> tuple[int, int, bool]:
   """(class, refused, vacuous): the lowest whose state differs, whose next token agrees and whose
-  later tokens do not; class 0 where there is none.
+  later tokens, up to `num_tokens`, do not; class 0 where there is none.
   """
   native = found.fork.event.post_block
   refused = 0
   for number, output in enumerate(found.fork.output):
     state, tokens = found.fork.post_block[output], found.tokens[number]
     differs = state.tobytes() != native.tobytes()
-    later = (tokens[2:] != found.native[2:]).any()
+    later = (tokens[2:num_tokens] != found.native[2:num_tokens]).any()
     if not (differs and tokens[1] == found.native[1] and later):
       continue
     if rebuilt is None or rebuilt(native, state):

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from moejax.combine import Contract
 from moejax.inference.batches import state_length
 from moejax.inference.branches import branch_execution, check_layer, fork, freeze
-from moejax.inference.forward import decode, LoadedModel, prefill
-from moejax.inference.generate import continue_greedily, greedy
+from moejax.inference.forward import LoadedModel, prefill
+from moejax.inference.generate import emit, greedy
 from moejax.models import Mode
 from moejax.models.execution import DEFAULT
 
@@ -87,12 +88,21 @@ def continue_forked(
 ) -> tuple[np.ndarray, np.ndarray]:
   """(native, branch), int32 [P, num_tokens] each: prompts forked by orders int32 [P, K]."""
   check_layer(model, layer)
-  length = state_length(max(map(len, prompts)) + num_tokens)
+  length, count = state_length(max(map(len, prompts)) + num_tokens), len(prompts)
   logits, state, _ = prefill(model, prompts, length, mode=mode)
-  native = continue_greedily(model, logits, state, num_tokens, mode=mode).tokens
-  first = greedy(logits)[0]
-  codes = np.full(len(prompts), scheme.code)
-  execution = branch_execution(model.config.num_layers, layer, orders, codes)
-  logits, state, _ = decode(model, first, state, execution, mode=mode)
-  rest = continue_greedily(model, logits, state, num_tokens - 1, mode=mode, donate=True).tokens
-  return native, np.concatenate([np.asarray(first)[:, None], rest], axis=1)
+  # Native rows, then the branches: one batch.
+  state = jax.tree.map(lambda x: jnp.concatenate([x, x]), state)
+  first = np.tile(np.asarray(greedy(logits)[0]), 2)
+  orders = np.concatenate([np.full_like(orders, -1), orders])
+  codes = np.repeat([-1, scheme.code], count)
+  fork = branch_execution(model, layer, orders, codes)
+  event = emit(model, first, state, 1, fork, mode=mode, donate=True)
+  pieces = [first[:, None], event.tokens]
+  if num_tokens > 2:
+    idle = branch_execution(model, layer, np.full_like(orders, -1), np.full_like(codes, -1))
+    rest = emit(
+      model, event.tokens[:, 0], event.state, num_tokens - 2, idle, mode=mode, donate=True
+    )
+    pieces.append(rest.tokens)
+  tokens = np.concatenate(pieces, axis=1)
+  return tokens[:count], tokens[count:]

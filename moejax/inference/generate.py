@@ -77,33 +77,55 @@ def continue_greedily(
   mode: Mode = DEFAULT,
   donate: bool = False,
 ) -> Generation:
-  """Emits `num_tokens` from logits [B, V] and the state they came with.
+  """Emits `num_tokens` from logits [B, V] and the state they came with; see `emit`."""
+  first, tie = (np.asarray(x)[:, None] for x in greedy(logits))
+  if num_tokens == 1:
+    return Generation(first, tie, state)
+  rest = emit(model, first[:, 0], state, num_tokens - 1, execution, mode=mode, donate=donate)
+  pairs = ((first, rest.tokens), (tie, rest.ties))
+  return Generation(*(np.concatenate(pair, axis=1) for pair in pairs), rest.state)
 
-  With `donate` the state is given away and its memory used again.
+
+def emit(
+  model: LoadedModel,
+  token,
+  state: PersistentState,
+  num_tokens: int,
+  execution: Execution = NATIVE,
+  *,
+  mode: Mode = DEFAULT,
+  donate: bool = False,
+) -> Generation:
+  """Reads a token in every row, then what it emits: N = `num_tokens` greedy ones.
+
+  Args:
+    model: to run.
+    token: int [B].
+    state: before it.
+    num_tokens: N ≥ 1. The number is an argument of the program: few are compiled.
+    execution: for every token that is read; its T axis is 1.
+    mode: static choices.
+    donate: whether the state is given away and its memory used again.
   """
   execution.check(model.config.top_k, model.config.num_experts)
-  if int(np.asarray(state.position).max()) + num_tokens - 1 > state.length:
+  if int(np.asarray(state.position).max()) + num_tokens > state.length:
     raise ValueError(
       f"{num_tokens} more tokens do not fit a state made for {state.length} positions."
     )
   start = np.asarray(state.position)
-  first, tie = greedy(logits)
-  steps, run = num_tokens - 1, _donating if donate else _keeping
-  # The number of steps is an argument, so that few programs are compiled.
-  (tokens, ties, nan), state = run(
+  (tokens, ties, nan), state = (_donating if donate else _keeping)(
     model.module,
     model.params,
-    first,
+    jnp.asarray(token, jnp.int32),
     state,
     execution,
-    jnp.int32(steps),
+    jnp.int32(num_tokens),
     mode=mode,
-    room=state_length(max(steps, 1)),
+    room=state_length(num_tokens),
   )
-  check_nan(np.moveaxis(np.asarray(nan)[:steps], 0, -1), start)
-  tokens = np.concatenate([np.asarray(first)[:, None], np.asarray(tokens)[:steps].T], axis=1)
-  ties = np.concatenate([np.asarray(tie)[:, None], np.asarray(ties)[:steps].T], axis=1)
-  return Generation(tokens, ties, state)
+  tokens, ties, nan = (np.asarray(x)[:num_tokens] for x in (tokens, ties, nan))
+  check_nan(np.moveaxis(nan, 0, -1), start)
+  return Generation(tokens.T, ties.T, state)
 
 
 def greedy(logits):

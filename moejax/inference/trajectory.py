@@ -13,10 +13,20 @@ import numpy as np
 
 from moejax.inference.forward import decode, LoadedModel
 from moejax.inference.generate import greedy
-from moejax.models import Execution, export, Mode, NATIVE, PersistentState, Taps
+from moejax.models import Delta, Execution, export, Mode, NATIVE, PersistentState, Taps
 from moejax.models.execution import DEFAULT
 
-_TAPS = Taps(post_block=True, ids=True)
+# Of a single step: those of a frozen event too, so that one program serves both.
+STEP_TAPS = Taps(
+  terms=True,
+  shared=True,
+  combined=True,
+  closing=True,
+  post_block=True,
+  ids=True,
+  weights=True,
+  slots=True,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,13 +71,12 @@ def follow(
     execution: of the first step only; those that follow are native.
     mode: static choices.
   """
-  # One program for the first step and the others: parts that do nothing are there as arrays.
-  idle = idle_execution(model)
+  idle = idle_execution(model, 1)
   first = idle.replace(**{k: v for k, v in vars(execution).items() if v is not None})
   predictions, blocks, ids, hashes, states = [], [], [], [], []
   for step in range(num_steps):
     logits, state, trace = decode(
-      model, [token], state, idle if step else first, mode=mode, taps=_TAPS
+      model, [token], state, idle if step else first, mode=mode, taps=STEP_TAPS
     )
     token = int(greedy(logits)[0][0])
     predictions.append(token)
@@ -80,12 +89,20 @@ def follow(
   )
 
 
-def idle_execution(model: LoadedModel) -> Execution:
-  """Native, with codes and orders as arrays, for one row and one token."""
-  layers, top_k = model.config.num_layers, model.config.top_k
+def idle_execution(model: LoadedModel, rows: int) -> Execution:
+  """Native, for one token of some rows: parts that do nothing, there as arrays.
+
+  A step with a fork or a delta and one without are then the same program.
+  """
+  config = model.config
   return Execution(
-    codes=jnp.full((layers, 1, 1), -1, jnp.int32),
-    orders=jnp.full((layers, 1, 1, top_k), -1, jnp.int32),
+    codes=jnp.full((config.num_layers, rows, 1), -1, jnp.int32),
+    orders=jnp.full((config.num_layers, rows, 1, config.top_k), -1, jnp.int32),
+    delta=Delta(
+      layer=jnp.int32(-1),
+      position=jnp.int32(-1),
+      value=jnp.zeros((1, *config.state_shape), jnp.float32),
+    ),
   )
 
 

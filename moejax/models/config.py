@@ -34,6 +34,11 @@ class Config:
   # Whether the family's own code simulates quantised activations (`Mode.activations` "qdq").
   has_activation_quantization = False
 
+  @property
+  def state_shape(self) -> tuple[int, ...]:
+    """Of a token's state between blocks."""
+    return (self.hidden_size,)
+
   def __post_init__(self):
     for field in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads"):
       if getattr(self, field) < 1:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from moejax.combine import Contract
 from moejax.models import layers, router
+from moejax.models.arithmetic import arithmetic, Canonical, Fast
 from moejax.models.attention import Attention
 from moejax.models.config import Config
 from moejax.models.execution import DEFAULT, Execution, Mode, NATIVE, NOTHING, Taps
@@ -76,14 +77,19 @@ class Block(nn.Module):
     attention = self.attention(config=c, name="attention")
     out, cache = attention(run, normed("attention_norm", x), cache, rope)
     # Held, or XLA computes it again for every reader.
-    x = run.ops.hold(run.ops.round(x + out))
+    x = closing = run.ops.hold(run.ops.round(x + out))
     h = normed("ffn_norm", x)
     if self.moe is None:
       out, trace = layers.GatedMlp(c.dense_size, name="mlp")(run, h), {}
     else:
       out, trace = self.moe(config=c, name="moe")(run, h, contract)
-    x = layers.stream_delta(run, run.ops.round(x + out), self.layer)
-    return run.ops.hold(x), cache, {**trace, "post_block": x}
+    x = layers.stream_delta(run, close_block(run.ops, closing, out), self.layer)
+    return run.ops.hold(x), cache, {**trace, "closing": closing, "post_block": x}
+
+
+def close_block(ops: Canonical | Fast, x, output):
+  """R(x + output)."""
+  return ops.round(x + output)
 
 
 class Decoder(Model):
@@ -94,6 +100,9 @@ class Decoder(Model):
 
   attention = Attention
   moe = SparseMoe
+
+  def close_block(self, mode: Mode, closing, output):
+    return close_block(arithmetic(mode), closing, output)
 
   def layer_state(self, layer: int, batch: int, length: int, dtype) -> KvCache:
     c = self.config

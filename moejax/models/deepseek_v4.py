@@ -17,7 +17,7 @@ from moejax.models.compressor import rms_norm_once
 from moejax.models.config import Fields
 from moejax.models.deepseek_v4_config import CSA, DeepseekV4Config, read_config, write_config
 from moejax.models.execution import DEFAULT, Execution, Mode, NATIVE, NOTHING, Taps
-from moejax.models.hyper_connection import expand, HyperConnection, HyperHead
+from moejax.models.hyper_connection import close, expand, HyperConnection, HyperHead
 from moejax.models.model import Model
 from moejax.models.moe import combine_terms, Experts, route_trace, transformers_contract
 from moejax.models.run import Run
@@ -107,12 +107,13 @@ class DeepseekV4Block(nn.Module):
     x, weights = HyperConnection(c, name="attention_hc")(run, streams)
     attention = SparseAttention(c, self.layer, name="attention")
     branch, cache = attention(run, normed("attention_norm", x), cache, rope_of)
-    streams = expand(run, streams, branch, weights)
+    streams, _ = expand(run, streams, branch, weights)
     x, weights = HyperConnection(c, name="ffn_hc")(run, streams)
     moe = DeepseekV4Moe(c, self.layer, name="moe")
     branch, trace = moe(run, normed("ffn_norm", x), contract)
-    streams = layers.stream_delta(run, expand(run, streams, branch, weights), self.layer)
-    return streams, cache, {**trace, "post_block": streams}
+    streams, closing = expand(run, streams, branch, weights)
+    streams = layers.stream_delta(run, streams, self.layer)
+    return streams, cache, {**trace, "closing": closing, "post_block": streams}
 
 
 class DeepseekV4(Model):
@@ -137,6 +138,9 @@ class DeepseekV4(Model):
     if mode.contract == "eager":
       raise ValueError("mode: the eager contract is transformers'; DeepSeek-V4 has it with hf.")
     return Contract("DeepSeek-V4", operand="bfloat16", accumulator="float32")
+
+  def close_block(self, mode: Mode, closing, output):
+    return close(mode, closing, output)
 
   def layer_state(self, layer: int, batch: int, length: int, dtype) -> SparseCache:
     c, ratio = self.config, self.config.ratios[layer]

@@ -62,6 +62,10 @@ class DeepseekV4Config(Config):
 
   has_activation_quantization = True
 
+  @property
+  def state_shape(self) -> tuple[int, ...]:
+    return (self.hc_mult, self.hidden_size)
+
   def frequencies(self, layer: int) -> np.ndarray:
     """Rotary frequencies float32 [rope_dim / 2]; compressed layers have a base of their own."""
     if self.kinds[layer] == WINDOW:

@@ -83,6 +83,8 @@ class Taps:
     routed: float32 [D], the accumulator before the shared merge.
     shared: float32 [D], the shared expert's output as it is merged.
     combined: float32 [D], the output of the MoE layer.
+    closing: float32 [D], or [hc, D + 1]: what `Model.close_block` makes the state after the block
+      of, with that output.
     post_block: float32 [D], or [hc, D] for hyper-connected streams: the state after the block.
     block_fingerprints: uint32 [4] of `post_block` (`numerics.fingerprint`).
     state_fingerprints: uint32 [4] of the layer's persistent state after the call, [L, B, 4].
@@ -100,6 +102,7 @@ class Taps:
   routed: bool = False
   shared: bool = False
   combined: bool = False
+  closing: bool = False
   post_block: bool = False
   block_fingerprints: bool = False
   state_fingerprints: bool = False

@@ -10,7 +10,9 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from moejax.models.arithmetic import arithmetic
 from moejax.models.config import Config
+from moejax.models.execution import Mode
 from moejax.models.run import Run
 
 
@@ -94,16 +96,30 @@ def expand(run: Run, streams, branch, weights):
     weights: of `HyperConnection`.
 
   Returns:
-    float32 [B, T, n, D] of BF16 values.
+    (float32 [B, T, n, D] of BF16 values, [B, T, n, D + 1] that `close` makes them of).
   """
   post, comb = weights
-  ops, hf = run.ops, run.mode.rounding != "reference"
-  r = ops.round if hf else lambda x: x
-  post, comb = r(post)[..., None], r(comb)
-  own = r(ops.multiply(*(jnp.broadcast_to(x, streams.shape) for x in (post, branch[:, :, None]))))
-  streams = ops.round(own + r(ops.weighted_sum(streams, comb)))
+  r = _inner_round(run.mode)
+  mixed, post = r(run.ops.weighted_sum(streams, r(comb))), r(post)[..., None]
+  return _add(run.mode, mixed, post, branch), jnp.concatenate([mixed, post], axis=-1)
+
+
+def close(mode: Mode, closing, branch):
+  """The new streams [..., n, D] of what `expand` returned with them and a branch [..., D]."""
+  return _add(mode, closing[..., :-1], closing[..., -1:], branch)
+
+
+def _add(mode: Mode, mixed, post, branch):
+  ops = arithmetic(mode)
+  pair = (jnp.broadcast_to(x, mixed.shape) for x in (post, branch[..., None, :]))
+  streams = ops.round(_inner_round(mode)(ops.multiply(*pair)) + mixed)
   # Without the hold XLA fuses through the streams, and compile time grows exponentially with depth.
   return ops.hold(streams)
+
+
+def _inner_round(mode: Mode):
+  """What transformers does to the parts of the sum, and DeepSeek does not."""
+  return (lambda x: x) if mode.rounding == "reference" else arithmetic(mode).round
 
 
 class HyperHead(nn.Module):

@@ -50,6 +50,19 @@ class Model(nn.Module):
     """How the family's code, or transformers' eager experts, sum the experts."""
     raise NotImplementedError
 
+  def close_block(self, mode: Mode, closing, output):
+    """The state after a block whose MoE layer gave another output; the end of every block.
+
+    Args:
+      mode: static choices.
+      closing: as traced, [..., D] or [..., hc, D + 1].
+      output: [..., D], of the MoE layer.
+
+    Returns:
+      float32 [..., D] or [..., hc, D].
+    """
+    raise NotImplementedError
+
   def layer_state(self, layer: int, batch: int, length: int, dtype) -> Any:
     """The empty cache of one layer."""
     raise NotImplementedError

@@ -8,7 +8,9 @@ import pytest
 
 from moejax.combine import A, all_orders, B
 from moejax.inference import branch_sweep, branches, decode, fork, fork_farthest, freeze, generate
+from moejax.inference import sweep as sweeps
 from moejax.inference.generate import continue_greedily
+from moejax.models import Mode, Taps
 from tests import oracles
 from tests.models import tiny
 
@@ -36,9 +38,9 @@ def alone(family, order, scheme):
   """(post-block state, tokens) of one branch: one row, its own call."""
   model, frozen = tiny.tiny(family), event(family)
   execution = branches.branch_execution(
-    model.config.num_layers, frozen.layer, order[None], np.array([scheme.code])
+    model, frozen.layer, order[None], np.array([scheme.code])
   )
-  taps = branches.Taps(post_block=True)
+  taps = Taps(post_block=True)
   logits, state, trace = decode(model, [frozen.token], frozen.before, execution, taps=taps)
   rest = continue_greedily(model, logits, state, NEW - 1).tokens[0]
   return np.asarray(trace["post_block"])[frozen.layer, 0, 0], [frozen.token, *rest]
@@ -85,27 +87,40 @@ def test_native_is_what_is_generated(family):
   assert (sweep(family).tokens[:, 0] == sweep(family).native[0]).all()
 
 
-def test_branches_in_the_same_complete_state_go_on_as_one(monkeypatch):
-  """One lane for each distinct MoE output at most, and what it gives is not what merging is."""
+def test_branches_in_the_same_state_go_on_as_one(monkeypatch):
+  """A lane for each distinct state after the block, fewer once complete states are equal."""
   found, seen = sweep("olmoe"), []
-  real = branches.continue_greedily
+  real = sweeps.emit
   monkeypatch.setattr(
-    branches,
-    "continue_greedily",
-    lambda *args, **more: seen.append(len(args[1])) or real(*args, **more),
+    sweeps, "emit", lambda *args, **more: seen.append(len(args[1])) or real(*args, **more)
   )
   again = branch_sweep(tiny.tiny("olmoe"), event("olmoe"), B, NEW, key=KEY)
   assert (again.tokens == found.tokens).all()
-  distinct = len(np.unique(found.merged))
-  assert distinct <= len(found.fork.post_block) < 60
-  assert seen[1] == branches.padded(distinct)
-  monkeypatch.setattr(branches, "state_keys", lambda *args: [b"%d" % i for i in range(64)])
+  states = len({state.tobytes() for state in found.fork.post_block})
+  assert len(np.unique(found.merged)) <= states <= len(found.fork.post_block) < 60
+  assert seen[0] == sweeps.padded(states + 1)
+  monkeypatch.setattr(sweeps, "state_keys", lambda made: [b"%d" % i for i in range(64)])
   apart = branch_sweep(tiny.tiny("olmoe"), event("olmoe"), B, NEW, key=KEY)
   assert (apart.tokens == found.tokens).all()
 
 
+def test_lanes_that_have_become_equal_shrink_the_batch(monkeypatch):
+  """Every row of a batch in the same state: one lane, and the tokens of all."""
+  model, frozen = tiny.tiny("olmoe"), event("olmoe")
+  native = sweep("olmoe").native
+  orders = np.tile(np.arange(5, dtype=np.int32)[None], (8, 1))
+  start = sweeps._event(model, frozen, orders * 0 - 1, np.full(8, -1), Mode())
+  real, seen = sweeps.emit, []
+  monkeypatch.setattr(
+    sweeps, "emit", lambda *args, **more: seen.append(len(args[1])) or real(*args, **more)
+  )
+  rows = sweeps._continue(model, start, np.arange(8), NEW - 2, Mode())
+  assert seen == [8, 1]
+  assert (rows == native[1:]).all()
+
+
 def test_branches_beyond_what_is_in_flight_at_once_are_the_same(monkeypatch):
-  monkeypatch.setattr(branches, "LANES", 32)
+  monkeypatch.setattr(sweeps, "LANES", 16)
   again = branch_sweep(tiny.tiny("olmoe"), event("olmoe"), B, NEW, key=KEY)
   for name in ("tokens", "merged", "native"):
     assert (getattr(again, name) == getattr(sweep("olmoe"), name)).all()
