@@ -80,7 +80,7 @@ def summary(study: studies.Study) -> list[str]:
     texts = ", ".join(str(counts[scheme, horizon]["texts"]) for horizon in horizons)
     lines.append(
       f"  {scheme}: {row['orders']} orders, {row['classes']} classes, {row['outputs']} different "
-      f"outputs, {row['states']} different states;"
+      f"outputs, {row['states']} states after the block, {row['complete_states']} after the event;"
     )
     lines.append(f"     different texts after {', '.join(map(str, horizons))} tokens: {texts}")
   lines += [

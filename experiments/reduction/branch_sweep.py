@@ -58,7 +58,8 @@ def run(study: studies.Study) -> list[str]:
 def sweep(study: studies.Study, prompt, scheme, num_tokens: int) -> Sweep:
   """All branches of a prompt's event; kept for the protocols that follow."""
   ids = study.encode(prompt)
-  event = freeze(study.model, ids, study.fork_layer, len(ids) + num_tokens, mode=study.mode)
+  length = len(ids) + max(num_tokens, studies.ROOM)
+  event = freeze(study.model, ids, study.fork_layer, length, mode=study.mode)
   key = study.key(scheme.code)
   return branch_sweep(study.model, event, scheme, num_tokens, key=key, mode=study.mode)
 

@@ -67,7 +67,7 @@ def next_stage(study: studies.Study, prompts, horizon: int, rows: list[dict]) ->
 def choose(study: studies.Study, prompt) -> dict:
   """The class with the farthest post-mHC state, and what there was to choose from."""
   ids = study.encode(prompt)
-  event = freeze(study.model, ids, study.fork_layer, len(ids) + 1, mode=study.mode)
+  event = freeze(study.model, ids, study.fork_layer, len(ids) + studies.ROOM, mode=study.mode)
   key = study.key(study.scheme.code)
   found = fork(study.model, event, study.scheme, key=key, mode=study.mode)
   branch, native = found.farthest(), event.post_block.tobytes()

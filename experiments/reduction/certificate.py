@@ -12,7 +12,7 @@ from configs import prompts as prompt_sets
 from experiments.reduction import schedule_runs
 from experiments.reduction import study as studies
 from moejax import combine
-from moejax.inference import branches, generate
+from moejax.inference import branches
 from moejax.report import reduction_tables as tables
 
 SCHEMES = (combine.C, combine.P32, combine.B, combine.A)
@@ -24,8 +24,7 @@ def run(study: studies.Study) -> list[str]:
   terms = []
   for prompt in study.prompts or prompt_sets.DEPTH:
     ids = study.encode(prompt)
-    tokens = generate(study.model, [ids], study.horizon or _TOKENS, mode=study.mode).tokens[0]
-    terms.append(schedule_runs.native_terms(study, [*ids, *tokens[:-1].tolist()]))
+    terms.append(schedule_runs.native_run(study, ids, study.horizon or _TOKENS)[1])
   terms = np.concatenate(terms, axis=1)  # [M, T, K, D]
   rows = []
   for scheme in study.progress(SCHEMES, "certificates"):

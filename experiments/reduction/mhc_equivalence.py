@@ -90,7 +90,8 @@ def checkpoints(study: studies.Study, branch, injected: Trajectory) -> list[dict
 
 def prefork_rows(study: studies.Study, branch) -> list[dict]:
   """Layers before the fork: the branch in this process, the run without a probe in another."""
-  alone = run_alone(study, branch.event.prompt, 2, [{}])[0]["blocks"][0]
+  length = branch.event.before.length
+  alone = run_alone(study, branch.event.prompt, 2, [{}], length=length)[0]["blocks"][0]
   rows = []
   for layer in range(branch.event.layer):
     a, b = branch.branch.post_block[0, layer], alone[layer]

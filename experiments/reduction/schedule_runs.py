@@ -13,8 +13,9 @@ import numpy as np
 
 from experiments.reduction import study as studies
 from moejax import combine
-from moejax.inference import decode, generate, prefill
+from moejax.inference import decode, generate, greedy, prefill
 from moejax.inference.batches import state_length
+from moejax.inference.trajectory import idle_execution, STEP_TAPS
 from moejax.models import Execution, Taps
 
 REQUESTS = 64
@@ -113,7 +114,7 @@ def certified(study: studies.Study, tokens: list[int], scheme: combine.Contract)
     tokens: that are read.
     scheme: operand and accumulator that the proof is about.
   """
-  terms = native_terms(study, tokens)
+  terms = native_run(study, tokens, 1)[1]
   routed, time, top_k, width = terms.shape
   contract = study.model.module.contract(study.mode).with_scheme(scheme)
   flat = np.moveaxis(terms, 2, 0).reshape(top_k, -1)
@@ -121,8 +122,20 @@ def certified(study: studies.Study, tokens: list[int], scheme: combine.Contract)
   return proved.reshape(routed, time, width).all(axis=-1)
 
 
-def native_terms(study: studies.Study, tokens: list[int]) -> np.ndarray:
-  """float32 [M, T, K, D], of the M routed layers."""
-  taps, length = Taps(terms=True), state_length(len(tokens))
-  trace = prefill(study.model, [tokens], length, mode=study.mode, taps=taps)[2]
-  return np.asarray(trace["terms"])[list(study.model.config.moe_layers), 0, : len(tokens)]
+def native_run(study: studies.Study, ids: list[int], num_tokens: int):
+  """A prompt and N greedy tokens, one step at a time: by the program that every protocol has.
+
+  Returns:
+    (the tokens [N], terms float32 [M, T + N - 1, K, D] of the M routed layers and all that is read)
+  """
+  model, layers = study.model, list(study.model.config.moe_layers)
+  state = model.module.init_state(1, state_length(len(ids) + studies.ROOM), study.mode)
+  idle, read, terms, new = idle_execution(model, 1), list(ids), [], []
+  for at in range(len(ids) + num_tokens - 1):
+    token = [read[at]]
+    logits, state, trace = decode(model, token, state, idle, mode=study.mode, taps=STEP_TAPS)
+    terms.append(np.asarray(trace["terms"])[layers, 0, 0])
+    if at >= len(ids) - 1:
+      new.append(int(greedy(logits)[0][0]))
+      read.append(new[-1])
+  return new, np.stack(terms, axis=1)

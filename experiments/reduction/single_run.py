@@ -41,7 +41,7 @@ def main(job_path: str, result_path: str) -> None:
     # XLA's pool has a thread for each processor that the process may use when it starts.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: job["threads"]])
   model, mode = moejax.load(job["model"]), Mode(**job["mode"])
-  length = state_length(len(job["prompt"]) + job["num_tokens"])
+  length = job["length"] or state_length(len(job["prompt"]) + job["num_tokens"])
   tokens, blocks = [], []
   for run in job["runs"]:
     logits, state, _ = prefill(model, [job["prompt"]], length, mode=mode)
@@ -64,8 +64,11 @@ def run_alone(
   num_tokens: int,
   runs: Sequence[dict[str, Any]],
   threads: Sequence[int | None] = (None,),
+  length: int | None = None,
 ) -> list[dict[str, Any]]:
   """The runs of a job in fresh processes, one for each number of threads (None: all), at once.
+
+  `length` is that of the states, where programs are to be those of the caller.
 
   Returns:
     For each process its "tokens" int [runs, N], "blocks" float32 [runs, L, ...], "record" and
@@ -80,6 +83,7 @@ def run_alone(
     prompt=list(map(int, prompt)),
     layer=study.fork_layer,
     num_tokens=num_tokens,
+    length=length,
     runs=list(runs),
   )
   with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:

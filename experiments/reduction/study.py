@@ -27,6 +27,8 @@ from moejax.report.schema import Row, Table
 
 SEED = 20260722  # section 2.4.5 of the paper
 DRAW_SEED = 20260723  # section 2.4.4
+# Positions after a prompt that states are made for at least: protocols share their programs.
+ROOM = 64
 
 _MODEL = flags.DEFINE_string(
   "model", "dsv4-nano", "A shipped nano model, or a directory in the layout of Hugging Face."

@@ -30,7 +30,8 @@ def run(study: studies.Study) -> list[str]:
   orders, _ = branches.branch_orders(model.config.top_k, combine.A, key=study.key())
   for prompt in study.progress(study.prompts or prompt_sets.DEPTH, "topologies"):
     ids = study.encode(prompt)
-    event = events[prompt.id] = freeze(model, ids, study.fork_layer, len(ids) + 1, mode=study.mode)
+    length = len(ids) + studies.ROOM
+    event = events[prompt.id] = freeze(model, ids, study.fork_layer, length, mode=study.mode)
     found = topology_survey.survey(
       np.asarray(event.terms),
       None if event.shared is None else np.asarray(event.shared),

@@ -65,7 +65,7 @@ def branch_sweep(
   orders = np.concatenate([orders, np.full_like(orders[:1], -1)])
   codes = np.append(np.full(len(first), scheme.code), -1)
   known: dict[bytes, int] = {}
-  merged, rows = [], []
+  merged, waiting, rows = [], [], []
   for lanes in np.array_split(np.arange(len(codes)), -(-len(codes) // LANES)):
     step = _event(model, event, orders[lanes], codes[lanes], mode)
     new = []
@@ -74,8 +74,12 @@ def branch_sweep(
         known[print_] = len(known)
         new.append(lane)
       merged.append(known[print_])
-    if new:
-      rows.append(_continue(model, step, np.array(new), num_tokens - 2, mode))
+    # Few are left of many: what is left of several calls goes on as one.
+    if sum(len(tokens) for tokens, _ in waiting) + len(new) > LANES:
+      rows.append(_continue(model, *_join(waiting), num_tokens - 2, mode))
+      waiting = []
+    waiting.append((step.tokens[new], step.state.rows(np.array(new, int))))
+  rows.append(_continue(model, *_join(waiting), num_tokens - 2, mode))
   tokens = np.concatenate(rows)[np.array(merged)]
   tokens = np.concatenate([np.full((len(tokens), 1), event.token, np.int32), tokens], axis=1)
   lane = state[found.output]
@@ -115,23 +119,30 @@ def state_keys(made: Generation) -> list[bytes]:
   return keys
 
 
-def _continue(model, made: Generation, at: np.ndarray, num_tokens: int, mode) -> np.ndarray:
-  """int32 [len(at), 1 + num_tokens]: the token the rows `at` came with, then greedy ones."""
-  pieces, left = [made.tokens[at]], num_tokens
-  while left:
-    token, state = made.tokens[:, -1], made.state
+def _join(waiting) -> tuple[np.ndarray, PersistentState]:
+  """Tokens int32 [n, 1] and states as one batch."""
+  tokens, states = zip(*waiting)
+  return np.concatenate(tokens), jax.tree.map(lambda *x: jnp.concatenate(x), *states)
+
+
+def _continue(model, tokens, state: PersistentState, num_tokens: int, mode) -> np.ndarray:
+  """int32 [n, 1 + num_tokens]: tokens [n, 1] and the greedy ones that follow in their states."""
+  pieces, left = [tokens], num_tokens
+  token, at, size = tokens[:, 0], np.arange(len(tokens)), None
+  while left and len(tokens):
     rows = np.unique(at)
     # A smaller program must be worth being compiled.
-    if 4 * len(rows) <= len(token):
-      at = np.searchsorted(rows, at)
-      rows = rows[np.minimum(np.arange(padded(len(rows))), len(rows) - 1)]
+    if size is None or 4 * len(rows) <= size:
+      size, at = padded(len(rows)), np.searchsorted(rows, at)
+      rows = rows[np.minimum(np.arange(size), len(rows) - 1)]
       token, state = token[rows], state.rows(rows)
     count = min(_SEGMENT, left)
-    none = np.full((len(token), model.config.top_k), -1)
+    none = np.full((size, model.config.top_k), -1)
     execution = branch_execution(model, 0, none, none[:, 0])  # as an event has: one program
     made = emit(model, token, state, count, execution, mode=mode, donate=True)
     pieces.append(made.tokens[at])
     left -= count
+    token, state = made.tokens[:, -1], made.state
     if left:
       at = _merge(made)[at]
   return np.concatenate(pieces, axis=1)

@@ -37,9 +37,7 @@ def sweep(family, scheme=B):
 def alone(family, order, scheme):
   """(post-block state, tokens) of one branch: one row, its own call."""
   model, frozen = tiny.tiny(family), event(family)
-  execution = branches.branch_execution(
-    model, frozen.layer, order[None], np.array([scheme.code])
-  )
+  execution = branches.branch_execution(model, frozen.layer, order[None], np.array([scheme.code]))
   taps = Taps(post_block=True)
   logits, state, trace = decode(model, [frozen.token], frozen.before, execution, taps=taps)
   rest = continue_greedily(model, logits, state, NEW - 1).tokens[0]
@@ -114,7 +112,7 @@ def test_lanes_that_have_become_equal_shrink_the_batch(monkeypatch):
   monkeypatch.setattr(
     sweeps, "emit", lambda *args, **more: seen.append(len(args[1])) or real(*args, **more)
   )
-  rows = sweeps._continue(model, start, np.arange(8), NEW - 2, Mode())
+  rows = sweeps._continue(model, start.tokens, start.state, NEW - 2, Mode())
   assert seen == [8, 1]
   assert (rows == native[1:]).all()
 

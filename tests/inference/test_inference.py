@@ -159,7 +159,7 @@ def bad_calls(model):
     "no prompt": lambda: inference.generate(model, [], 3),
     "a prompt of 9 tokens does not fit 8 positions": lambda: prefill(model, [[1] * 9], 8),
     "5 tokens do not fit a state made for 4": lambda: inference.forward(model, [[1, 2]], state),
-    "5 more tokens do not fit": lambda: inference.continue_greedily(
+    "4 more tokens do not fit": lambda: inference.continue_greedily(
       model, jnp.zeros((1, 89)), state, 5
     ),
     "max_new_tokens must be at least 1": lambda: inference.generate(model, [[1]], 0),
