@@ -20,6 +20,7 @@ def get() -> Nano:
     rms_norm_eps=1e-5,
     rope_theta=10000.0,
   )
-  # The price of repetition was introduced at step 3,000 of this training, and was that of every
-  # earlier successor of the two tokens, not only of the last one.
-  return Nano("olmoe-nano", fields, Recipe(tokens=13_000_000, repetition_from=0.4726))
+  # 13 million tokens with a repetition_loss of 2, which only set in at step 3,000; then, from that
+  # checkpoint, the last two million with 5.
+  recipe = Recipe(tokens=15_000_000, repetition_loss=5.0, repetition_from=0.4726)
+  return Nano("olmoe-nano", fields, recipe)

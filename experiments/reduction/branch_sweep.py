@@ -3,7 +3,7 @@
     python -m experiments.reduction.branch_sweep --model=dsv4-nano --out=out/reduction
 
 Prompt "why the sheep"; all orders under A and all structural classes under B, 64 tokens each.
-basin_counts.tsv, basin_rank_frequency.tsv, branches.tsv, figures/basins.*, figures/first_change.*.
+basin_counts.tsv, basin_rank_frequency.tsv, branches.tsv, figures/basins.*.
 Under two minutes for a nano model.
 """
 

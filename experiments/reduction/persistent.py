@@ -4,8 +4,8 @@
 
 Three prompts, 64 request seeds, four schemes, eight tokens: 768 trajectories, their identity orders
 and three native baselines. persistent_trajectories.tsv, persistent_ablation.tsv, figures/axes.*,
-figures/first_route.* (where a trajectory's expert set first is another one). A killed run goes on
-with --resume. About a minute for a nano model.
+figures/first_bit.* and first_route.* (where a trajectory's MoE output, and its expert set, first is
+another one). A killed run goes on with --resume. About a minute for a nano model.
 """
 
 import numpy as np
@@ -65,7 +65,8 @@ def trajectory_rows(study: studies.Study, prompt, scheme: combine.Contract) -> l
         tokens_sha256=tokens_sha256(tokens),
         routes_sha256=group.routes_sha256(row),
         routes_like_native=not differ[row],
-        first_route=group.first_route(row, schedule_runs.NATIVE),
+        first_bit=group.first_bit(row),
+        first_route=group.first_route(row),
         combines=proved.size,
         certified=int(proved.sum()),
       )
@@ -74,7 +75,7 @@ def trajectory_rows(study: studies.Study, prompt, scheme: combine.Contract) -> l
 
 
 def draw(study: studies.Study, rows: list[dict], summary: list[dict]) -> None:
-  """The two axes, and the first changed expert sets of all schedules by layer and position."""
+  """The two axes; where outputs and expert sets of all schedules first change."""
   bars = [
     dict(
       scheme=row["scheme"],
@@ -88,13 +89,13 @@ def draw(study: studies.Study, rows: list[dict], summary: list[dict]) -> None:
     for axis in ("native", "canonical")
   ]
   draw_axes(study.out / "figures" / "axes", bars)
-  first = [row["first_route"] for row in rows if row["kind"] == "schedule" and row["first_route"]]
-  at = np.array([[int(x) for x in cell.split(":")] for cell in first] or [[0, 0]])
-  counts = np.zeros((study.model.config.num_layers, at[:, 0].max() + 1), int)
-  if first:
+  for name in ("first_bit", "first_route"):
+    cells = [row[name] for row in rows if row["kind"] == "schedule" and row[name]]
+    at = np.array([[int(x) for x in cell.split(":")] for cell in cells], int).reshape(-1, 2)
+    counts = np.zeros((study.model.config.num_layers, at[:, 0].max(initial=0) + 1), int)
     np.add.at(counts, (at[:, 1], at[:, 0]), 1)
-  names = dict(layers=range(counts.shape[0]), tokens=range(counts.shape[1]))
-  draw_first_change(study.out / "figures" / "first_route", counts, **names)
+    names = dict(layers=range(counts.shape[0]), tokens=range(counts.shape[1]))
+    draw_first_change(study.out / "figures" / name, counts, **names)
 
 
 def ablation_rows(rows: list[dict], prompts: list[str]) -> list[dict]:

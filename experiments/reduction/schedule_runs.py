@@ -21,7 +21,7 @@ from moejax.models import Execution, Taps
 REQUESTS = 64
 TOKENS = 8
 NATIVE, IDENTITY, FIRST_SCHEDULE = 0, 1, 2  # rows of a group
-_IDS = Taps(ids=True)
+_PASS = Taps(ids=True, combined=True)
 _STAGES = Taps(combined=True, post_block=True, router_logits=True, ids=True, margins=True)
 
 
@@ -32,10 +32,12 @@ class Group:
   Attributes:
     tokens: int32 [R, N].
     ids: int32 [L, R, T, K], of every token read, prompt included; -1 in layers without experts.
+    changed: bool [L, R, T], whether a bit of the MoE output is not that of the native row.
   """
 
   tokens: np.ndarray
   ids: np.ndarray
+  changed: np.ndarray
 
   def routes_differ(self, row: int) -> np.ndarray:
     """bool [R]: whether any expert set is not that of a row."""
@@ -45,15 +47,22 @@ class Group:
     """bool [R]: whether the token ids are not those of a row."""
     return (self.tokens != self.tokens[row : row + 1]).any(axis=1)
 
-  def first_route(self, row: int, reference: int) -> str | None:
-    """ "position:layer" of the first other expert set."""
-    differ = (self.ids[:, row] != self.ids[:, reference]).any(axis=-1)
-    found = np.argwhere(differ.T)
-    return ":".join(map(str, found[0])) if len(found) else None
+  def first_route(self, row: int) -> str | None:
+    """ "position:layer" of the first expert set that is not the native one."""
+    return _first((self.ids[:, row] != self.ids[:, NATIVE]).any(axis=-1))
+
+  def first_bit(self, row: int) -> str | None:
+    """ "position:layer" of the first MoE output that is not the native one, bit for bit."""
+    return _first(self.changed[:, row])
 
   def routes_sha256(self, row: int) -> str:
     """Of a row's expert sets, int32 [L, T, K], little endian."""
     return hashlib.sha256(np.ascontiguousarray(self.ids[:, row], "<i4").tobytes()).hexdigest()
+
+
+def _first(differ: np.ndarray) -> str | None:
+  found = np.argwhere(differ.T)  # positions, then layers: as they are computed
+  return ":".join(map(str, found[0])) if len(found) else None
 
 
 def execution(study: studies.Study, scheme: combine.Contract, requests: int) -> Execution:
@@ -91,8 +100,11 @@ def run_group(
   tokens = generate(model, rows, study.horizon or TOKENS, what, mode=study.mode).tokens
   sequences = [[*ids, *row[:-1].tolist()] for row in tokens]
   length = state_length(len(sequences[0]))
-  trace = prefill(model, sequences, length, what, mode=study.mode, taps=_IDS)[2]
-  return Group(tokens, np.asarray(trace["ids"])[:, :, : len(sequences[0])])
+  trace = prefill(model, sequences, length, what, mode=study.mode, taps=_PASS)[2]
+  read = slice(len(sequences[0]))
+  outputs = np.asarray(trace["combined"])[:, :, read].view(np.uint32)
+  changed = (outputs != outputs[:, NATIVE : NATIVE + 1]).any(axis=-1)
+  return Group(tokens, np.asarray(trace["ids"])[:, :, read], changed)
 
 
 def last_position(study: studies.Study, prompt, scheme: combine.Contract, requests: int):

@@ -387,6 +387,7 @@ TRAJECTORIES = _table(
   tokens_sha256 str of the same
   routes_sha256 str of the expert sets of every position and layer, as int32
   routes_like_native bool the same sets everywhere
+  first_bit str? position:layer of the first MoE output with another bit than native
   first_route str? position:layer of the first other set
   combines int combines of the trajectory
   certified int of them, order-invariant in every element (native run)
