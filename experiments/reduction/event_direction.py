@@ -11,6 +11,7 @@ call scores filled-in copies of the form. event_direction_*.tsv, replay_*.tsv, a
 human_annotation_*.tsv; figures/directions.*. Two minutes for a nano model.
 """
 
+from collections.abc import Sequence
 import pathlib
 
 from absl import flags
@@ -35,12 +36,12 @@ PER_DIRECTION = 5
 THREADS = (1, 2)
 
 
-def run(study: studies.Study) -> list[str]:
-  """Writes the tables; returns what to say."""
+def run(study: studies.Study, annotations: Sequence[str] = ()) -> list[str]:
+  """Writes the tables, with forms filled in by people if there are any; returns what to say."""
   prompt = (study.prompts or prompt_sets.DEPTH)[-1]
   found = branch_sweep.sweep(study, prompt, study.scheme, study.horizon or SHORT)
   key, form, provisional = items(study, found)
-  forms = [annotation.read_form(path, form) for path in _ANNOTATIONS.value]
+  forms = [annotation.read_form(path, form) for path in annotations]
   people = consensus_of(forms)
   counts = count_rows(study, prompt, key, [provisional], "rule")
   counts += count_rows(study, prompt, key, forms, "people") if forms else []
@@ -48,7 +49,7 @@ def run(study: studies.Study) -> list[str]:
   unique = unique_rows(study, prompt, found, key, provisional, people)
   study.write(tables.EVENT_UNIQUE, unique, "event_direction")
   if forms:
-    score(study, provisional, forms)
+    score(study, provisional, dict(zip(annotations, forms)))
   flows = [
     ((str(row.class_id), row.text, label.label or label.status), row.orders)
     for row, label in zip(key, annotation.label_classes(forms or [provisional], key))
@@ -70,7 +71,9 @@ def items(study: studies.Study, found: inference.Sweep):
     for number, tokens in enumerate(found.tokens)
   ]
   form = annotation.blind_form([row.text for row in key], study.seed)
-  annotation.write_form(study.out / "annotation_blind.csv", form)
+  blind = study.out / "annotation_blind.csv"
+  if not blind.exists():  # someone may have written into it
+    annotation.write_form(blind, form)
   number = {item.text: item.item for item in form}
   pairs = [(row.class_id, number[row.text]) for row in key]
   annotation.write_csv(study.out / "annotation_map.csv", ("class", "item"), pairs)
@@ -126,10 +129,10 @@ def unique_rows(study, prompt, found, key, provisional, people) -> list[dict]:
   return rows
 
 
-def score(study: studies.Study, provisional, forms) -> None:
-  """Agreement and confusion of people, and of each with the rule."""
+def score(study: studies.Study, provisional, forms: dict) -> None:
+  """Agreement and confusion of people, forms by file, and of each with the rule."""
   columns = {"rule": [row.label for row in provisional]}
-  for path, form in zip(_ANNOTATIONS.value, forms):
+  for path, form in forms.items():
     columns[pathlib.Path(path).stem] = [row.label for row in form]
   if len(columns) <= len(forms):
     raise ValueError("annotations: two files have the same name, or one is named rule.")
@@ -232,4 +235,4 @@ def pair_rows(long: inference.Sweep, drawn, runs: list[dict]) -> list[dict]:
 
 
 if __name__ == "__main__":
-  studies.main(run)
+  studies.main(lambda study: run(study, _ANNOTATIONS.value))

@@ -146,6 +146,9 @@ def summarise(study: studies.Study, branch, injected: Trajectory, rows, layers, 
     text_equal=study.text(ours) == study.text(theirs),
     endpoint_sha256=sha256(*by_layer(wanted.states[0])),
     tokens_sha256=tokens_sha256(ours),
+    **substitution.paper(
+      study, branch, "kv_equivalence_summary", "differing", "fp32_layers", "states_equal"
+    ),
   )
 
 

@@ -140,6 +140,9 @@ def summarise(study: studies.Study, branch, injected: Trajectory, rows, prefork)
     text_equal=study.text(ours) == study.text(theirs),
     endpoint_sha256=sha256(wanted),
     tokens_sha256=tokens_sha256(ours),
+    **substitution.paper(
+      study, branch, "mhc_equivalence_summary", "post_mhc_equal", "routes_equal"
+    ),
   )
 
 

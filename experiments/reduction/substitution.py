@@ -10,6 +10,7 @@ from experiments.reduction.branch_sweep import sweep
 from moejax.inference import Event, Sweep
 from moejax.inference.branches import branch_execution
 from moejax.inference.trajectory import follow, Trajectory
+from moejax.report import paper_figures
 
 # Decode inputs: the paper's 8, and more of them only where 8 tell no class from native.
 NUM_INPUTS = (8, 16, 32, 63)
@@ -93,3 +94,10 @@ def _choose(found: Sweep, num_tokens: int, rebuilt) -> tuple[int, int, bool]:
 def named(study: studies.Study, branch: Branch) -> dict:
   """The columns that tell which branch."""
   return dict(prompt=branch.prompt.id, scheme=study.scheme.name)
+
+
+def paper(study: studies.Study, branch: Branch, table: str, *columns: str) -> dict[str, str]:
+  """The paper's figures for some columns, beside the prompt that it substituted."""
+  like = branch.prompt == prompt_sets.DEPTH[0]
+  find = lambda column: paper_figures.beside(table, study.scheme.name, column) if like else ""
+  return {f"paper_{column}": find(column) for column in columns}

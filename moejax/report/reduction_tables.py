@@ -144,6 +144,8 @@ MHC_SUMMARY = _table(
   text_equal bool whether the decoded texts are equal
   endpoint_sha256 str of H_B
   tokens_sha256 str of the predictions of the branch
+  paper_post_mhc_equal str in the paper, of another model
+  paper_routes_equal str in the paper, of another model
   """,
 )
 
@@ -213,6 +215,9 @@ KV_SUMMARY = _table(
   text_equal bool whether the decoded texts are equal
   endpoint_sha256 str of S_B: of its layers' hashes
   tokens_sha256 str of the predictions of the branch
+  paper_differing str in the paper, of another model
+  paper_fp32_layers str in the paper, of another model
+  paper_states_equal str in the paper, of another model
   """,
 )
 

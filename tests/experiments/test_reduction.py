@@ -4,6 +4,7 @@ The default tests run what the quickstart runs; the whole study of every family 
 """
 
 import copy
+import csv
 import dataclasses
 import functools
 import os
@@ -177,10 +178,27 @@ def test_the_whole_study_of_a_family(family, monkeypatch):
 
 
 def forms(made):
-  """Two people fill in the form and disagree about the first text."""
-  blind = (made.out / "annotation_blind.csv").read_text(encoding="utf-8").split("\n")
-  assert blind[0] == '"item","text","label"'
-  assert len(tables.EVENT_UNIQUE.read(made.out)) >= 1
+  """Two people fill in copies of the form and disagree about the first text."""
+  with open(made.out / "annotation_blind.csv", encoding="utf-8", newline="") as file:
+    header, *blank = csv.reader(file)
+  assert header == ["item", "text", "label"] and {row[2] for row in blank} == {""}
+  paths = [made.out / f"{name}.csv" for name in ("ann", "ben")]
+  for path, first in zip(paths, ("hiring", "layoffs")):
+    labels = [first, *["other"] * (len(blank) - 1)]
+    rows = [[*row[:2], label] for row, label in zip(blank, labels)]
+    event_direction.annotation.write_csv(path, header, rows)
+  event_direction.run(dataclasses.replace(made, resume=True), [str(path) for path in paths])
+  (pair,) = [r for r in tables.AGREEMENT.read(made.out) if "rule" not in (r["first"], r["second"])]
+  assert {pair["first"], pair["second"]} == {"ann", "ben"}
+  assert (pair["compared"], pair["agreed"]) == (len(blank), len(blank) - 1)
+  unique = tables.EVENT_UNIQUE.read(made.out)
+  assert [row["consensus"] for row in unique] == [None, *["other"] * (len(blank) - 1)]
+  people = [row for row in tables.EVENT_COUNTS.read(made.out) if row["source"] == "people"]
+  disputed = next(row["class_count"] for row in unique if row["consensus"] is None)
+  by_label = {row["label"]: row["class_count"] for row in people}
+  assert by_label[None] == disputed and by_label.get("other", 0) == people[0]["classes"] - disputed
+  pairs = [r for r in tables.CONFUSION.read(made.out) if r["first_label"] == "hiring"]
+  assert any(row["second_label"] == "layoffs" and row["count"] == 1 for row in pairs)
 
 
 @pytest.mark.slow
