@@ -28,8 +28,17 @@ SCHEMES = {
 }
 
 
+def check(study: studies.Study) -> None:
+  """Refuses a study that has no intervals."""
+  if study.prompts is not None and len(study.prompts) < 2:
+    raise ValueError(
+      "mediation: expected at least 2 prompts, the clusters of its intervals, got 1."
+    )
+
+
 def run(study: studies.Study) -> list[str]:
   """Writes the table; returns what to say."""
+  check(study)
   prompts = [study.encode(prompt) for prompt in study.prompts or prompt_sets.BREADTH]
   tokens = native_texts(study, prompts)
   cases = [(kind, name) for kind, names in SCHEMES.items() for name in names]

@@ -56,6 +56,7 @@ PROTOCOLS = (
 
 def run(study: studies.Study) -> list[str]:
   """Runs everything; returns what to say."""
+  mediation.check(study)
   write_text(study, "README.md", readme("Tables of the reduction study", tables.TABLES.values()))
   said, times = [], []
   for protocol in PROTOCOLS:

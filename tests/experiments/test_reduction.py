@@ -123,6 +123,8 @@ def test_bad_input_is_one_sentence():
   with pytest.raises(ValueError, match=r"a run with another seed: it is 20260722, expected 5"):
     dataclasses.replace(quick(), seed=5).claim()
   assert tables.BRANCHES.read(quick().out)
+  with pytest.raises(ValueError, match=r"mediation: expected at least 2 prompts"):
+    run_all.run(quick())
 
 
 def test_a_guard_refuses_a_state_with_one_bit_changed(monkeypatch):
