@@ -2,7 +2,7 @@
 
     python -m experiments.reduction.run_all --model=dsv4-nano --out=out/reduction
 
-All tables of moejax/report/reduction_tables.py, README.md that describes them, figures, summary.txt
+All tables of moejax/report/reduction_tables/, README.md that describes them, figures, summary.txt
 and timings.tsv. About ten minutes for a nano model; a killed run goes on with --resume.
 """
 

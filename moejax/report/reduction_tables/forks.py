@@ -1,56 +1,8 @@
-"""The tables of the reduction study: the twenty of the paper's appendix A.4, five that it reports
-only in text or left open, and the raw rows that they are counted from.
+"""Tables of single forks: one combine of one token in other orders, and what becomes of it."""
 
-"post-mHC" is the state after a block; without hyper-connections it is the residual stream.
-"""
+from moejax.report.reduction_tables.columns import table
 
-from moejax.report.schema import Column, Table
-
-_IDENTITY = (
-  Column("protocol", "str", "script that made the row"),
-  Column("model", "str", "name of the checkpoint"),
-  Column("weights_sha256", "str", "of the weight files"),
-  Column("tokenizer_sha256", "str", "of tokenizer.json"),
-  Column("contract", "str", "native contract of the model in this run"),
-  Column("seed", "int", "of schedules and draws"),
-)
-IDENTITY = tuple(column.name for column in _IDENTITY)
-
-TABLES: dict[str, Table] = {}
-"""By name, in the order of the README."""
-
-_KINDS = {"int", "float", "bool", "str", "text"}
-
-
-def _table(name: str, what: str, key: str, columns: str) -> Table:
-  """A table from lines of "name kind what"; a kind with "?" is optional."""
-  parsed = []
-  for line in columns.strip().split("\n"):
-    column, kind, meaning = line.split(maxsplit=2)
-    parsed.append(Column(column, kind.removesuffix("?"), meaning, kind.endswith("?")))
-    assert parsed[-1].kind in _KINDS, line
-  TABLES[name] = Table(name, what, tuple(key.split()), (*_IDENTITY, *parsed))
-  return TABLES[name]
-
-
-NATIVE_REPLAY = _table(
-  "native_replay",
-  "The native order given explicitly against the unprobed run; control of everything else.",
-  "prompt",
-  """
-  prompt str id of the prompt
-  positions int tokens read, prompt and continuation
-  routes int routes compared: positions times layers with routed experts
-  routes_equal int of them, same experts in the same slots
-  tokens int emitted tokens
-  tokens_equal int of them
-  text_equal bool whether the decoded texts are equal
-  combined_linf float largest difference of a MoE output
-  tokens_sha256 str of the comma-joined token ids
-  """,
-)
-
-BASIN_COUNTS = _table(
+BASIN_COUNTS = table(
   "basin_counts",
   "What all orders of one combine lead to: distinct outputs, states and continuations.",
   "prompt scheme horizon",
@@ -76,7 +28,7 @@ BASIN_COUNTS = _table(
   """,
 )
 
-BASIN_RANK_FREQUENCY = _table(
+BASIN_RANK_FREQUENCY = table(
   "basin_rank_frequency",
   "Basins by falling volume.",
   "prompt scheme horizon rank",
@@ -95,7 +47,7 @@ BASIN_RANK_FREQUENCY = _table(
   """,
 )
 
-BRANCHES = _table(
+BRANCHES = table(
   "branches",
   "Raw: every branch of the sweeps.",
   "prompt scheme branch",
@@ -116,7 +68,7 @@ BRANCHES = _table(
   """,
 )
 
-MHC_SUMMARY = _table(
+MHC_SUMMARY = table(
   "mhc_equivalence_summary",
   "Post-mHC substitution: native + (H_B - H_P) at one layer and position against branch B.",
   "prompt scheme",
@@ -149,7 +101,7 @@ MHC_SUMMARY = _table(
   """,
 )
 
-MHC = _table(
+MHC = table(
   "mhc_equivalence",
   "Post-mHC substitution, checkpoint by checkpoint.",
   "prompt scheme step layer",
@@ -167,7 +119,7 @@ MHC = _table(
   """,
 )
 
-MHC_PREFORK = _table(
+MHC_PREFORK = table(
   "mhc_prefork_equivalence",
   "Layers before the fork: the branch against a run without any probe, in another process.",
   "prompt scheme layer",
@@ -183,7 +135,7 @@ MHC_PREFORK = _table(
   """,
 )
 
-KV_SUMMARY = _table(
+KV_SUMMARY = table(
   "kv_equivalence_summary",
   "Persistent-state substitution: native + (S_B - S_P) at the boundary after the event.",
   "prompt scheme",
@@ -221,7 +173,7 @@ KV_SUMMARY = _table(
   """,
 )
 
-KV = _table(
+KV = table(
   "kv_equivalence",
   "Persistent-state substitution, checkpoint by checkpoint.",
   "prompt scheme step layer",
@@ -238,7 +190,7 @@ KV = _table(
   """,
 )
 
-KV_LAYERS = _table(
+KV_LAYERS = table(
   "kv_equivalence_layers",
   "The difference of the persistent states, layer by layer.",
   "prompt scheme layer",
@@ -258,7 +210,7 @@ KV_LAYERS = _table(
   """,
 )
 
-EVENT_COUNTS = _table(
+EVENT_COUNTS = table(
   "event_direction_counts",
   "Volumes of each direction of a continuation, by who labelled the texts.",
   "prompt scheme source status label",
@@ -276,7 +228,7 @@ EVENT_COUNTS = _table(
   """,
 )
 
-EVENT_UNIQUE = _table(
+EVENT_UNIQUE = table(
   "event_direction_unique_continuations",
   "The unique texts: the units that are labelled.",
   "prompt scheme item",
@@ -293,7 +245,7 @@ EVENT_UNIQUE = _table(
   """,
 )
 
-AGREEMENT = _table(
+AGREEMENT = table(
   "human_annotation_agreement",
   "Agreement of each two columns of labels; people's among themselves, and each with the rule.",
   "first second",
@@ -309,7 +261,7 @@ AGREEMENT = _table(
   """,
 )
 
-CONFUSION = _table(
+CONFUSION = table(
   "human_annotation_confusion",
   "Label pairs of each two columns.",
   "first second first_label second_label",
@@ -322,135 +274,7 @@ CONFUSION = _table(
   """,
 )
 
-BREADTH = _table(
-  "breadth_summary",
-  "Prompts whose farthest branch has left the native text, staged: survivors only go on.",
-  "horizon by group",
-  """
-  horizon int emitted tokens
-  by str all, language or kind
-  group str which
-  prompts int at the start
-  at_risk int not separated at an earlier horizon
-  new int separated at this one
-  cumulative int separated so far
-  saved int rows that say separated
-  repeated int of them of prompts separated earlier
-  paper_cumulative str in the paper, of another model
-  """,
-)
-
-BREADTH_BRANCHES = _table(
-  "breadth_branches",
-  "Raw: the branch of each prompt, and each horizon that it was run to.",
-  "prompt horizon",
-  """
-  prompt str id of the prompt
-  horizon int emitted tokens
-  layer int of the fork
-  scheme str of the branch
-  branch int class with the farthest post-mHC state
-  order str its lowest order
-  classes int compared
-  states int distinct post-mHC states among them
-  states_unlike_native int classes whose post-mHC state is not the native one
-  state_linf float distance of the branch's
-  separated bool whether its tokens differ from native within the horizon
-  native_tokens str emitted ids, joined by commas
-  branch_tokens str the same of the branch
-  """,
-)
-
-PERSISTENT = _table(
-  "persistent_ablation",
-  "Layer-static schedules at every token: trajectories that leave native and their own identity.",
-  "prompt scheme",
-  """
-  prompt str id of the prompt, or all
-  scheme str of every combine
-  schedules int request seeds
-  native_routes int whose routes differ from native anywhere
-  native_tokens int whose token ids differ from native
-  canonical_routes int whose routes differ from the identity order of the scheme
-  canonical_tokens int whose token ids do
-  unique_continuations int distinct token sequences; summed over prompts for all
-  paper_native_routes str in the paper, of another model
-  paper_native_tokens str in the paper, of another model
-  """,
-)
-
-TRAJECTORIES = _table(
-  "persistent_trajectories",
-  "Raw: every trajectory of the persistent and canonical protocols.",
-  "prompt scheme kind request",
-  """
-  prompt str id of the prompt
-  scheme str of every combine; native for the baselines
-  kind str native, identity or schedule
-  request int seed of the schedule; -1 without one
-  tokens str emitted ids, joined by commas
-  tokens_sha256 str of the same
-  routes_sha256 str of the expert sets of every position and layer, as int32
-  routes_like_native bool the same sets everywhere
-  first_bit str? position:layer of the first MoE output with another bit than native
-  first_route str? position:layer of the first other set
-  combines int combines of the trajectory
-  certified int of them, order-invariant in every element (native run)
-  """,
-)
-
-CANONICAL = _table(
-  "canonical_reference",
-  "Identity order in each scheme against native.",
-  "prompt scheme",
-  """
-  prompt str id of the prompt
-  scheme str of every combine
-  routes_differ bool anywhere
-  tokens_differ bool anywhere
-  tokens_sha256 str of the emitted ids
-  text text the continuation
-  paper_tokens_differ str of three prompts in the paper, of another model
-  """,
-)
-
-C_INTERMEDIATE = _table(
-  "c_intermediate_summary",
-  "Schedules under C: states at the last prompt position against native.",
-  "prompt",
-  """
-  prompt str id of the prompt
-  schedules int request seeds
-  records int captured
-  missing int not captured
-  moe_linf float MoE output, every routed layer
-  post_mhc_linf float state after the block
-  router_linf float router logits
-  lm_linf float LM logits
-  equal int schedules in which every value is equal bit for bit
-  certified bool whether every combine that the prompt used is order-invariant under C
-  """,
-)
-
-PROPAGATION = _table(
-  "propagation_trace",
-  "One persistent B schedule, stage by stage.",
-  "stage",
-  """
-  prompt str id of the prompt
-  scheme str of every combine
-  request int seed of the schedule
-  stage str what is compared
-  layer int? of the stage
-  equal bool bit for bit
-  linf float? largest difference
-  native str? what native has
-  branch str? what the schedule has
-  paper str the paper's difference, of another model
-  """,
-)
-
-REPLAY_BRANCHES = _table(
+REPLAY_BRANCHES = table(
   "replay_branches",
   "The classes drawn from the two directions, extended.",
   "branch",
@@ -468,7 +292,7 @@ REPLAY_BRANCHES = _table(
   """,
 )
 
-REPLAY_PAIRS = _table(
+REPLAY_PAIRS = table(
   "replay_pairs",
   "Each of those run twice alone, in fresh processes with other thread settings.",
   "branch",
@@ -486,7 +310,7 @@ REPLAY_PAIRS = _table(
   """,
 )
 
-REPLAY_ENVIRONMENT = _table(
+REPLAY_ENVIRONMENT = table(
   "replay_environment",
   "Where the replays ran.",
   "run name",
@@ -497,93 +321,41 @@ REPLAY_ENVIRONMENT = _table(
   """,
 )
 
-MEDIATION = _table(
-  "mediation",
-  "How much of a reduction's effect goes through routing: four runs, mean KL of native tokens.",
-  "reduction scheme",
+BREADTH = table(
+  "breadth_summary",
+  "Prompts whose farthest branch has left the native text, staged: survivors only go on.",
+  "horizon by group",
   """
-  reduction str persistent (every combine), dynamic (the same, an order per token) or fork (one)
-  scheme str of the perturbed combines
-  sequences int prompts
-  tokens int native tokens scored
-  d_qf float KL(native || perturbed, own routes), nats per token
-  d_qp float KL(native || perturbed, native routes pinned)
-  d_ct float KL(native || native arithmetic, perturbed routes)
-  routed_share float? (d_qf - d_qp) / d_qf
-  routed_share_low float? of a 95 % cluster bootstrap over sequences
-  routed_share_high float? of the same
-  transplant_share float? d_ct / d_qf
-  flip_rate float expert sets that changed, per token and layer
-  nll_difference float mean NLL, perturbed minus native
-  nll_low float of a 95 % cluster bootstrap
-  nll_high float of the same
-  interpretable bool whether d_qf is not zero
+  horizon int emitted tokens
+  by str all, language or kind
+  group str which
+  prompts int at the start
+  at_risk int not separated at an earlier horizon
+  new int separated at this one
+  cumulative int separated so far
+  saved int rows that say separated
+  repeated int of them of prompts separated earlier
+  paper_cumulative str in the paper, of another model
   """,
 )
 
-CERTIFICATE = _table(
-  "certificate",
-  "Order-invariance proofs on the terms of real tokens, checked against all orders.",
-  "scheme layer",
-  """
-  scheme str operand and accumulator
-  layer int of the combine; -1 for all
-  combines int term sets: tokens
-  elements int of all of them
-  certified int elements proved order-invariant
-  invariant int elements that no order of the enumeration changed
-  false_proofs int proved, but changed by an order
-  whole int combines all of whose elements are proved
-  orders int tried
-  """,
-)
-
-CONTRACT_COST = _table(
-  "contract_cost",
-  "Time of each contract against native, side by side in one run.",
-  "what scheme",
-  """
-  what str combine (alone) or decode (a step of the model)
-  scheme str native, or operand and accumulator
-  rows int tokens
-  terms int per token
-  hidden int elements per term
-  median_ms float of the rounds
-  ratio float of medians, against native
-  bytes int of the operands and the result
-  """,
-)
-
-TOPOLOGIES = _table(
-  "topologies",
-  "Other ways to add the terms of the events of the depth prompts.",
-  "prompt topology accumulator",
+BREADTH_BRANCHES = table(
+  "breadth_branches",
+  "Raw: the branch of each prompt, and each horizon that it was run to.",
+  "prompt horizon",
   """
   prompt str id of the prompt
-  layer int of the event
-  topology str how operands meet
-  accumulator str what partial sums are rounded to
-  orders int run
-  outputs int distinct merged outputs
-  linf float? largest distance from the exact sum's output; none where a sum is NaN
-  ulps_max int? largest distance in BF16 ulps of the merged output
-  ulps_mean float? mean over orders and elements
-  certified_share float? elements proved order-invariant; sequential sums only
-  like_native bool whether the identity order gives the native output
-  """,
-)
-
-PROMPTS = _table(
-  "prompts",
-  "Raw: the prompts.",
-  "prompt",
-  """
-  prompt str id
-  language str en or zh
-  kind str ordinary or candidate
-  depth bool one of the three depth prompts
-  replay bool one of the thirteen replay prompts
-  text text as it is run
-  token_ids str joined by commas
+  horizon int emitted tokens
+  layer int of the fork
+  scheme str of the branch
+  branch int class with the farthest post-mHC state
+  order str its lowest order
+  classes int compared
+  states int distinct post-mHC states among them
+  states_unlike_native int classes whose post-mHC state is not the native one
+  state_linf float distance of the branch's
+  separated bool whether its tokens differ from native within the horizon
+  native_tokens str emitted ids, joined by commas
+  branch_tokens str the same of the branch
   """,
 )
