@@ -25,6 +25,5 @@ def get() -> Nano:
     norm_topk_prob=False,
     scoring_func="softmax",
     rms_norm_eps=1e-6,
-    rope_theta=10000.0,
   )
   return Nano("dsmoe-nano", fields, Recipe(tokens=10_100_000, repetition_loss=5.0))

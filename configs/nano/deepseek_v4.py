@@ -44,7 +44,6 @@ def get() -> Nano:
     hc_sinkhorn_iters=20,
     hc_eps=1e-6,
     rms_norm_eps=1e-6,
-    rope_theta=10000.0,
   )
   # At 1e-3 the experts behind a learned router starve for the first half million tokens.
   recipe = Recipe(tokens=12_300_000, bias_rate=3e-3, repetition_loss=5.0)

@@ -32,6 +32,7 @@ COMMON = dict(
   eos_token_id=0,
   pad_token_id=2,
   hidden_act="silu",
+  rope_theta=10000.0,
   tie_word_embeddings=False,
 )
 

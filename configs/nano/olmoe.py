@@ -18,7 +18,6 @@ def get() -> Nano:
     num_experts_per_tok=8,
     norm_topk_prob=False,
     rms_norm_eps=1e-5,
-    rope_theta=10000.0,
   )
   # 13 million tokens with a repetition_loss of 2, which only set in at step 3,000; then, from that
   # checkpoint, the last two million with 5.

@@ -20,6 +20,5 @@ def get() -> Nano:
     num_experts_per_tok=4,
     norm_topk_prob=False,
     rms_norm_eps=1e-6,
-    rope_theta=10000.0,
   )
   return Nano("qwen15-nano", fields, Recipe(tokens=10_100_000, repetition_loss=5.0))

@@ -22,6 +22,5 @@ def get() -> Nano:
     num_experts_per_tok=8,
     norm_topk_prob=True,
     rms_norm_eps=1e-6,
-    rope_theta=10000.0,
   )
   return Nano("qwen3-nano", fields, Recipe(tokens=10_100_000, repetition_loss=5.0))

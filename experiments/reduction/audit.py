@@ -276,6 +276,14 @@ def persistent_schedules(study, rows, summary, canonical) -> Found:
     tokens = studies.parse_ids(row["tokens"])
     where = f"{row['prompt']}, {row['scheme']}, {row['request']}"
     yield from unlike(f"{where}: sha256", row["tokens_sha256"], tokens_sha256(tokens))
+    bit, route = (
+      [int(x) for x in (row[name] or "").split(":") if x] for name in ("first_bit", "first_route")
+    )
+    yield from unlike(
+      f"{where}: first_route", row["first_route"] is None, row["routes_like_native"]
+    )
+    if route and not (bit and bit < route):
+      yield f"{where}: routes change at {row['first_route']}, outputs first at {row['first_bit']}"
   kinds = {name: sum(row["kind"] == name for row in rows) for name in ("schedule", "native")}
   wanted = len(prompts) * len(schemes) * schedule_runs.REQUESTS
   yield from unlike("trajectories", kinds, {"schedule": wanted, "native": len(prompts)})

@@ -15,7 +15,7 @@ from configs import prompts as prompt_sets
 from experiments.reduction import study as studies
 from moejax import combine
 from moejax.analysis import basins, rank_frequency, tokens_sha256
-from moejax.inference import branch_sweep, freeze, Sweep
+from moejax.inference import branch_sweep, Sweep
 from moejax.inference.branches import outputs_of
 from moejax.inference.trajectory import sha256
 from moejax.numerics.bf16 import ulp_bf16_distance
@@ -57,10 +57,8 @@ def run(study: studies.Study) -> list[str]:
 @functools.lru_cache(maxsize=4)
 def sweep(study: studies.Study, prompt, scheme, num_tokens: int) -> Sweep:
   """All branches of a prompt's event; kept for the protocols that follow."""
-  ids = study.encode(prompt)
-  length = len(ids) + max(num_tokens, studies.ROOM)
-  event = freeze(study.model, ids, study.fork_layer, length, mode=study.mode)
   key = study.key(scheme.code)
+  event = study.freeze(prompt, num_tokens)
   return branch_sweep(study.model, event, scheme, num_tokens, key=key, mode=study.mode)
 
 
@@ -79,9 +77,6 @@ def group(found: Sweep, horizon: int):
 def count_row(prompt, found: Sweep, horizon: int) -> dict:
   """Of basin_counts."""
   fork, event = found.fork, found.fork.event
-  states = {state.tobytes() for state in fork.post_block}
-  native = event.post_block.tobytes()
-  unlike = np.array([state.tobytes() != native for state in fork.post_block])
   groups = group(found, horizon)
   in_native = (found.tokens[:, :horizon] == found.native[None, :horizon]).all(axis=1)
   paper = ""
@@ -97,8 +92,8 @@ def count_row(prompt, found: Sweep, horizon: int) -> dict:
     orders=len(fork.orders) * weight(found),
     classes=len(fork.orders),
     outputs=len(fork.post_block),
-    states=len(states),
-    states_unlike_native=int(unlike[fork.output].sum()),
+    states=fork.num_states,
+    states_unlike_native=int(fork.unlike_native.sum()),
     complete_states=len(np.unique(found.merged)),
     output_linf=float(fork.output_linf.max()),
     state_linf=float(fork.state_linf.max()),

@@ -12,7 +12,7 @@ import numpy as np
 from configs import prompts as prompt_sets
 from experiments.reduction import study as studies
 from moejax.analysis import breadth
-from moejax.inference import continue_forked, fork, freeze
+from moejax.inference import continue_forked, fork
 from moejax.report import paper_figures
 from moejax.report import reduction_tables as tables
 
@@ -66,20 +66,18 @@ def next_stage(study: studies.Study, prompts, horizon: int, rows: list[dict]) ->
 
 def choose(study: studies.Study, prompt) -> dict:
   """The class with the farthest post-mHC state, and what there was to choose from."""
-  ids = study.encode(prompt)
-  event = freeze(study.model, ids, study.fork_layer, len(ids) + studies.ROOM, mode=study.mode)
+  event = study.freeze(prompt)
   key = study.key(study.scheme.code)
   found = fork(study.model, event, study.scheme, key=key, mode=study.mode)
-  branch, native = found.farthest(), event.post_block.tobytes()
-  unlike = np.array([state.tobytes() != native for state in found.post_block])
+  branch = found.farthest()
   return dict(
     layer=event.layer,
     scheme=study.scheme.name,
     branch=branch,
     order=studies.ids(found.orders[branch]),
     classes=len(found.orders),
-    states=len({state.tobytes() for state in found.post_block}),
-    states_unlike_native=int(unlike[found.output].sum()),
+    states=found.num_states,
+    states_unlike_native=int(found.unlike_native.sum()),
     state_linf=float(found.state_linf[found.output[branch]]),
   )
 

@@ -169,7 +169,7 @@ def draw(key, provisional) -> tuple[list[int], dict[int, str]]:
 def replay(study: studies.Study, prompt, found: inference.Sweep, drawn, strata) -> list[str]:
   """Extends the drawn classes, runs each twice alone, and writes the replay tables."""
   ids, scheme = study.encode(prompt), study.scheme
-  event = inference.freeze(study.model, ids, study.fork_layer, len(ids) + LONG, mode=study.mode)
+  event = study.freeze(prompt, LONG)
   orders = found.fork.orders[drawn]
   long = inference.branch_sweep(study.model, event, scheme, LONG, orders=orders, mode=study.mode)
   short = found.tokens.shape[1]

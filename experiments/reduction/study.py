@@ -16,10 +16,10 @@ from tqdm import tqdm
 
 from configs import prompts as prompt_sets
 import moejax
-from moejax import combine
+from moejax import combine, inference
 from moejax.checkpoints import LoadedModel
 from moejax.combine.schedules import GENERATOR
-from moejax.inference import branches
+from moejax.inference.branches import check_layer
 from moejax.models import Mode
 from moejax.report import reduction_tables
 from moejax.report.record import claim, run_record
@@ -75,7 +75,7 @@ class Study:
   quiet: bool = False
 
   def __post_init__(self):
-    branches.check_layer(self.model, self.fork_layer)
+    check_layer(self.model, self.fork_layer)
     if self.model.tokenizer is None:
       raise ValueError(f"{self.model.name} has no tokenizer.json; the prompts are text.")
 
@@ -103,6 +103,12 @@ class Study:
   def encode(self, prompt: prompt_sets.Prompt) -> list[int]:
     """Its token ids."""
     return self.model.tokenizer.encode(prompt.text)
+
+  def freeze(self, prompt: prompt_sets.Prompt, num_tokens: int = 0) -> inference.Event:
+    """The event of a prompt, with room for so many emitted tokens."""
+    ids = self.encode(prompt)
+    length = len(ids) + max(num_tokens, ROOM)
+    return inference.freeze(self.model, ids, self.fork_layer, length, mode=self.mode)
 
   def text(self, tokens) -> str:
     """Of whole sequences only."""
@@ -175,7 +181,7 @@ def find_prompts(names: list[str]) -> tuple[prompt_sets.Prompt, ...]:
 
 def share_programs() -> None:
   """Lets the processes that this one starts use the programs that it compiled."""
-  if jax.config.jax_compilation_cache_dir is None:
+  if not jax.config.jax_compilation_cache_dir:
     folder = tempfile.TemporaryDirectory(prefix="moejax-programs-")
     atexit.register(folder.cleanup)
     jax.config.update("jax_compilation_cache_dir", folder.name)

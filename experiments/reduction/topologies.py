@@ -17,7 +17,7 @@ from experiments.reduction import study as studies
 from moejax import combine
 from moejax.combine import topology_survey
 from moejax.combine.topology import ACROSS
-from moejax.inference import branches, Event, freeze
+from moejax.inference import branches, Event
 from moejax.inference.branches import outputs_of
 from moejax.numerics.bf16 import ulp_bf16_distance
 from moejax.report import reduction_tables as tables
@@ -29,9 +29,7 @@ def run(study: studies.Study) -> list[str]:
   contract = model.module.contract(study.mode)
   orders, _ = branches.branch_orders(model.config.top_k, combine.A, key=study.key())
   for prompt in study.progress(study.prompts or prompt_sets.DEPTH, "topologies"):
-    ids = study.encode(prompt)
-    length = len(ids) + studies.ROOM
-    event = events[prompt.id] = freeze(model, ids, study.fork_layer, length, mode=study.mode)
+    event = events[prompt.id] = study.freeze(prompt)
     found = topology_survey.survey(
       np.asarray(event.terms),
       None if event.shared is None else np.asarray(event.shared),

@@ -32,8 +32,7 @@ class Event:
     prompt: its token ids.
     layer: of the fork.
     token: the first emitted one, which the event reads.
-    before, after: the state around the event, one row.
-    logits: float32 [1, V], native, of the event.
+    before: the state before the event, one row.
     terms: float32 [K, D], by ascending expert id.
     shared: float32 [D], or None.
     combined: float32 [D], native output of the MoE layer.
@@ -46,8 +45,6 @@ class Event:
   layer: int
   token: int
   before: PersistentState
-  after: PersistentState
-  logits: jax.Array
   terms: jax.Array
   shared: jax.Array | None
   combined: np.ndarray
@@ -88,6 +85,17 @@ class Fork:
   state_linf: np.ndarray
 
   @property
+  def num_states(self) -> int:
+    """How many distinct states after the block there are."""
+    return len(distinct(self.post_block)[0])
+
+  @property
+  def unlike_native(self) -> np.ndarray:
+    """bool [P], whether the state after the block is not the native one, bit for bit."""
+    native = self.event.post_block.tobytes()
+    return np.array([state.tobytes() != native for state in self.post_block])[self.output]
+
+  @property
   def representatives(self) -> np.ndarray:
     """int [R], the lowest branch of each distinct output."""
     return np.unique(self.output, return_index=True)[1]
@@ -116,9 +124,7 @@ def freeze(
   check_layer(model, layer)
   logits, before, _ = prefill(model, [prompt], state_length(length), mode=mode)
   token = greedy(logits)[0]
-  logits, after, trace = decode(
-    model, token, before, idle_execution(model, 1), mode=mode, taps=STEP_TAPS
-  )
+  _, _, trace = decode(model, token, before, idle_execution(model, 1), mode=mode, taps=STEP_TAPS)
   here = {name: trace[name][layer, 0, 0] for name in trace}
   host = {name: np.asarray(here[name]) for name in ("combined", "post_block", *_ROUTE)}
   return Event(
@@ -126,8 +132,6 @@ def freeze(
     layer=layer,
     token=int(token[0]),
     before=before,
-    after=after,
-    logits=logits,
     terms=here["terms"],
     shared=here.get("shared"),
     closing=here["closing"],
@@ -140,6 +144,12 @@ def check_layer(model: LoadedModel, layer: int) -> None:
   if layer not in model.config.moe_layers:
     layers = ", ".join(map(str, model.config.moe_layers))
     raise ValueError(f"fork: layer {layer} has no routed experts; those that have: {layers}.")
+
+
+def check_horizon(num_tokens: int) -> None:
+  """Refuses continuations in which nothing follows the token that the event reads."""
+  if num_tokens < 2:
+    raise ValueError(f"a fork is followed for at least 2 emitted tokens, got {num_tokens}.")
 
 
 def branch_orders(num_terms: int, scheme: Contract, *, key: jax.Array) -> tuple[np.ndarray, bool]:
@@ -182,15 +192,16 @@ def fork(
   first, output = distinct(outputs)
   outputs = outputs[first]
   states = np.asarray(_close(model.module, mode, event.closing, jnp.asarray(outputs)))
+  far = lambda x, native: np.abs(x - native[None]).reshape(len(x), -1).max(axis=1)
   return Fork(
-    event,
-    scheme,
-    orders,
-    sampled,
-    output,
-    np.abs(outputs - event.combined[None]).max(axis=1),
-    states,
-    np.abs(states - event.post_block[None]).reshape(len(states), -1).max(axis=1),
+    event=event,
+    scheme=scheme,
+    orders=orders,
+    sampled=sampled,
+    output=output,
+    output_linf=far(outputs, event.combined),
+    post_block=states,
+    state_linf=far(states, event.post_block),
   )
 
 

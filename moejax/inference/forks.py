@@ -9,7 +9,7 @@ import numpy as np
 
 from moejax.combine import Contract
 from moejax.inference.batches import state_length
-from moejax.inference.branches import branch_execution, check_layer, fork, freeze
+from moejax.inference.branches import branch_execution, check_horizon, check_layer, fork, freeze
 from moejax.inference.forward import LoadedModel, prefill
 from moejax.inference.generate import emit, greedy
 from moejax.models import Mode
@@ -88,6 +88,7 @@ def continue_forked(
 ) -> tuple[np.ndarray, np.ndarray]:
   """(native, branch), int32 [P, num_tokens] each: prompts forked by orders int32 [P, K]."""
   check_layer(model, layer)
+  check_horizon(num_tokens)
   length, count = state_length(max(map(len, prompts)) + num_tokens), len(prompts)
   logits, state, _ = prefill(model, prompts, length, mode=mode)
   # Native rows, then the branches: one batch.

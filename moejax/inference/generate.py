@@ -108,11 +108,14 @@ def emit(
     donate: whether the state is given away and its memory used again.
   """
   execution.check(model.config.top_k, model.config.num_experts)
-  if int(np.asarray(state.position).max()) + num_tokens > state.length:
-    raise ValueError(
-      f"{num_tokens} more tokens do not fit a state made for {state.length} positions."
-    )
   start = np.asarray(state.position)
+  if num_tokens < 1:
+    raise ValueError(f"num_tokens must be at least 1, got {num_tokens}.")
+  if start.max() + num_tokens > state.length:
+    raise ValueError(
+      f"{num_tokens} more tokens do not fit a state made for {state.length} positions, of which "
+      f"{start.max()} are in use."
+    )
   (tokens, ties, nan), state = (_donating if donate else _keeping)(
     model.module,
     model.params,

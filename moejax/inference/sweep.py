@@ -13,7 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from moejax.combine import Contract
-from moejax.inference.branches import branch_execution, distinct, Event, Fork, fork
+from moejax.inference.branches import (
+  branch_execution,
+  check_horizon,
+  distinct,
+  Event,
+  Fork,
+  fork,
+)
 from moejax.inference.forward import LoadedModel
 from moejax.inference.generate import emit, Generation
 from moejax.models import Mode, PersistentState
@@ -58,6 +65,7 @@ def branch_sweep(
   Args:
     num_tokens: N ≥ 2 emitted tokens, the first of which the event reads.
   """
+  check_horizon(num_tokens)
   found = fork(model, event, scheme, key=key, orders=orders, mode=mode)
   first, state = distinct(found.post_block)
   # Native is a lane like the others, the last one.
@@ -78,7 +86,8 @@ def branch_sweep(
     if sum(len(tokens) for tokens, _ in waiting) + len(new) > LANES:
       rows.append(_continue(model, *_join(waiting), num_tokens - 2, mode))
       waiting = []
-    waiting.append((step.tokens[new], step.state.rows(np.array(new, int))))
+    if new:
+      waiting.append((step.tokens[new], step.state.rows(np.array(new))))
   rows.append(_continue(model, *_join(waiting), num_tokens - 2, mode))
   tokens = np.concatenate(rows)[np.array(merged)]
   tokens = np.concatenate([np.full((len(tokens), 1), event.token, np.int32), tokens], axis=1)
@@ -129,7 +138,7 @@ def _continue(model, tokens, state: PersistentState, num_tokens: int, mode) -> n
   """int32 [n, 1 + num_tokens]: tokens [n, 1] and the greedy ones that follow in their states."""
   pieces, left = [tokens], num_tokens
   token, at, size = tokens[:, 0], np.arange(len(tokens)), None
-  while left and len(tokens):
+  while left:
     rows = np.unique(at)
     # A smaller program must be worth being compiled.
     if size is None or 4 * len(rows) <= size:

@@ -7,16 +7,25 @@ import numpy as np
 import pytest
 
 from moejax.combine import A, all_orders, B
-from moejax.inference import branch_sweep, branches, decode, fork, fork_farthest, freeze, generate
+from moejax.inference import (
+  branch_sweep,
+  branches,
+  continue_forked,
+  decode,
+  fork,
+  fork_farthest,
+  freeze,
+  generate,
+)
 from moejax.inference import sweep as sweeps
-from moejax.inference.generate import continue_greedily
+from moejax.inference.generate import continue_greedily, Generation
 from moejax.models import Mode, Taps
 from tests import oracles
 from tests.models import tiny
 
-PROMPT = [5, 17, 40]
+PROMPT = [56, 42, 43]  # branches of the tiny OLMoE differ in output, state and text
 NEW = 20  # more than one segment
-LAYER = {"olmoe": 1, "deepseek_v4": 2}
+LAYER = {"olmoe": 0, "deepseek_v4": 2}  # not the last: what follows must see the fork
 KEY = jax.random.key(0)
 
 
@@ -69,6 +78,17 @@ def test_branches_are_told_apart_by_the_outputs_of_the_recurrence(family, scheme
     assert outputs[found.representatives[found.output[branch]]] == output
 
 
+def test_orders_with_the_same_output_are_counted_once():
+  found = fork(tiny.tiny("olmoe"), freeze(tiny.tiny("olmoe"), [35, 25, 21], 0, 8), B, key=KEY)
+  assert len(found.post_block) == len(found.representatives) < len(found.orders) == 60
+  assert (np.unique(found.output) == np.arange(len(found.post_block))).all()
+  terms = np.asarray(found.event.terms)
+  sums = [oracles.combine(terms, order, "bfloat16", "bfloat16").tobytes() for order in found.orders]
+  for branch, output in enumerate(found.output):
+    assert sums[branch] == sums[found.representatives[output]]
+  assert len(set(sums)) == len(found.post_block)
+
+
 @pytest.mark.parametrize("family", ["olmoe", _slow("deepseek_v4")])
 def test_a_branch_of_a_sweep_is_the_branch_run_alone(family):
   found = sweep(family)
@@ -87,34 +107,54 @@ def test_native_is_what_is_generated(family):
 
 def test_branches_in_the_same_state_go_on_as_one(monkeypatch):
   """A lane for each distinct state after the block, fewer once complete states are equal."""
-  found, seen = sweep("olmoe"), []
-  real = sweeps.emit
+  found, seen, keys = sweep("olmoe"), [], []
+  real, keys_of = sweeps.emit, sweeps.state_keys
   monkeypatch.setattr(
     sweeps, "emit", lambda *args, **more: seen.append(len(args[1])) or real(*args, **more)
   )
+  monkeypatch.setattr(
+    sweeps, "state_keys", lambda made: keys.append(keys_of(made)) or list(keys[-1])
+  )
+  run, lanes = sweeps._event, []
+  monkeypatch.setattr(sweeps, "_event", lambda *args: lanes.append(len(args[2])) or run(*args))
   again = branch_sweep(tiny.tiny("olmoe"), event("olmoe"), B, NEW, key=KEY)
   assert (again.tokens == found.tokens).all()
   states = len({state.tobytes() for state in found.fork.post_block})
-  assert len(np.unique(found.merged)) <= states <= len(found.fork.post_block) < 60
-  assert seen[0] == sweeps.padded(states + 1)
+  assert 1 < len(np.unique(found.merged)) < states < len(found.fork.post_block) <= 60
+  assert lanes == [states + 1] and seen[0] == sweeps.padded(states + 1)
+  complete = len(set(keys[0]))  # padding repeats a lane; native may have one of its own
+  assert complete - len(np.unique(found.merged)) in (0, 1)
+  assert seen[1] == sweeps.padded(complete)
   monkeypatch.setattr(sweeps, "state_keys", lambda made: [b"%d" % i for i in range(64)])
   apart = branch_sweep(tiny.tiny("olmoe"), event("olmoe"), B, NEW, key=KEY)
   assert (apart.tokens == found.tokens).all()
 
 
+def test_a_complete_state_is_what_is_in_use_and_the_next_token():
+  state = sweeps.spread(event("olmoe").before, 4)
+  layer = state.layers[0]
+  used = layer.keys.at[2, 0, 1, 0].add(1)  # row 2, position 1 of 3
+  unused = used.at[3, 0, 5, 0].add(1)
+  state = state.replace(layers=(layer.replace(keys=unused), *state.layers[1:]))
+  tokens = np.array([[7], [8], [7], [7]], np.int32)
+  keys = sweeps.state_keys(Generation(tokens, tokens > 9, state))
+  assert keys[0] == keys[3] and len({keys[0], keys[1], keys[2]}) == 3
+
+
 def test_lanes_that_have_become_equal_shrink_the_batch(monkeypatch):
-  """Every row of a batch in the same state: one lane, and the tokens of all."""
-  model, frozen = tiny.tiny("olmoe"), event("olmoe")
-  native = sweep("olmoe").native
-  orders = np.tile(np.arange(5, dtype=np.int32)[None], (8, 1))
-  start = sweeps._event(model, frozen, orders * 0 - 1, np.full(8, -1), Mode())
+  """Sixteen rows in two complete states: two lanes, and every row has the tokens of its own."""
+  model, frozen, found = tiny.tiny("olmoe"), event("olmoe"), sweep("olmoe")
+  native, branch = found.native, int((found.tokens != found.native).any(axis=1).argmax())
+  orders = np.repeat([found.fork.orders[branch], np.full(5, -1)], 8, axis=0)
+  start = sweeps._event(model, frozen, orders, np.repeat([B.code, -1], 8), Mode())
   real, seen = sweeps.emit, []
   monkeypatch.setattr(
     sweeps, "emit", lambda *args, **more: seen.append(len(args[1])) or real(*args, **more)
   )
   rows = sweeps._continue(model, start.tokens, start.state, NEW - 2, Mode())
-  assert seen == [8, 1]
-  assert (rows == native[1:]).all()
+  assert seen == [16, 2]
+  assert (rows[:8] == found.tokens[branch, 1:]).all() and (rows[8:] == native[1:]).all()
+  assert (rows[0] != rows[8]).any()
 
 
 def test_branches_beyond_what_is_in_flight_at_once_are_the_same(monkeypatch):
@@ -130,10 +170,26 @@ def test_the_farthest_branch_is_that_of_the_state():
   distance = lambda b: np.abs(found.post_block[found.output[b]] - found.event.post_block).max()
   every = [distance(b) for b in range(60)]
   assert distance(branch) == max(every) and every.index(max(every)) == branch
-  forks = fork_farthest(tiny.tiny("olmoe"), [PROMPT, [8, 2, 33, 60, 1]], 1, B, NEW, key=KEY)
+  forks = fork_farthest(tiny.tiny("olmoe"), [PROMPT, [8, 2, 33, 60, 1]], 0, B, NEW, key=KEY)
   assert (forks.orders[0] == found.orders[branch]).all() and forks.linf[0] == max(every)
   assert (forks.branch[0] == sweep("olmoe").tokens[branch]).all()
   assert (forks.native[0] == sweep("olmoe").native).all()
+
+
+def test_a_fork_says_how_many_states_it_has():
+  found = sweep("olmoe").fork
+  states = [found.post_block[output].tobytes() for output in found.output]
+  assert found.num_states == len(set(states))
+  native = found.event.post_block.tobytes()
+  assert found.unlike_native.tolist() == [state != native for state in states]
+
+
+def test_one_token_is_no_continuation():
+  model = tiny.tiny("olmoe")
+  with pytest.raises(ValueError, match=r"at least 2 emitted tokens, got 1"):
+    branch_sweep(model, event("olmoe"), B, 1, key=KEY)
+  with pytest.raises(ValueError, match=r"at least 2 emitted tokens, got 1"):
+    continue_forked(model, [PROMPT], 1, np.arange(5, dtype=np.int32)[None], B, 1)
 
 
 def test_a_layer_without_experts_is_refused():

@@ -159,6 +159,7 @@ def bad_calls(model):
     "no prompt": lambda: inference.generate(model, [], 3),
     "a prompt of 9 tokens does not fit 8 positions": lambda: prefill(model, [[1] * 9], 8),
     "5 tokens do not fit a state made for 4": lambda: inference.forward(model, [[1, 2]], state),
+    "num_tokens must be at least 1, got 0": lambda: inference.emit(model, [1], state, 0),
     "4 more tokens do not fit": lambda: inference.continue_greedily(
       model, jnp.zeros((1, 89)), state, 5
     ),

@@ -87,6 +87,25 @@ def test_eager_calls_have_the_bits_of_compiled_ones():
     assert_same_bits(x, y)
 
 
+@pytest.mark.parametrize("rounding", ["reference", "hf"])
+def test_a_block_is_closed_by_the_same_bits_outside_the_model(model, rounding):
+  """From the traced parts: eager, compiled, mapped and scanned, and for the output of another."""
+  mode, taps = Mode(rounding=rounding), Taps(combined=True, closing=True, post_block=True)
+  trace = call(model, TOKENS[:2, :7], empty(model, 2), mode=mode, taps=taps).trace
+  layer = model.moe_layers[-1]
+  wanted = trace["post_block"][layer]
+  closing, output = (jnp.asarray(trace[name][layer]) for name in ("closing", "combined"))
+  close = lambda x, y: model.module.close_block(mode, x, y)
+  assert_same_bits(close(closing, output), wanted)
+  assert_same_bits(jax.jit(close)(closing, output), wanted)
+  assert_same_bits(jax.jit(jax.vmap(jax.vmap(close)))(closing, output), wanted)
+  scanned = jax.lax.scan(lambda _, pair: (None, close(*pair)), None, (closing, output))[1]
+  assert_same_bits(scanned, wanted)
+  other = np.asarray(close(closing, output[::-1]))
+  assert wanted.shape[2:] == model.config.state_shape
+  assert (other.view(np.uint32) != wanted.view(np.uint32)).any()
+
+
 # Batch and padding.
 
 
