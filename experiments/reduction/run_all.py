@@ -9,6 +9,8 @@ and timings.tsv. About ten minutes for a nano model; a killed run goes on with -
 import resource
 import time
 
+import jax
+
 from experiments.reduction import (
   audit,
   branch_sweep,
@@ -62,6 +64,8 @@ def run(study: studies.Study) -> list[str]:
   for protocol in PROTOCOLS:
     start = time.monotonic()
     said += protocol.run(study)
+    # A program is hundreds of megabytes; those that are needed again are read back in a second.
+    jax.clear_caches()
     name = protocol.__name__.rsplit(".", 1)[1]
     times.append((name, f"{time.monotonic() - start:.1f}"))
   said += audit.run(study)
