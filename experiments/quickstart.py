@@ -87,10 +87,11 @@ def summary(study: studies.Study) -> list[str]:
     f"  State after the block, moved from class {block['branch']} to the native run: "
     f"{block['post_mhc_equal']}/{block['post_mhc_checkpoints']} states, "
     f"{block['routes_equal']}/{block['route_checkpoints']} routes equal"
-    + (" (CONTROL VACUOUS: same text)" if block["vacuous"] else ""),
+    + (" (CONTROL VACUOUS: no class leaves native later)" if block["vacuous"] else ""),
     f"  Persistent state, moved at the next token: {state['states_equal']}/{state['checkpoints']} "
     f"states equal; FP64 difference rebuilds {state['fp64_layers']}/{state['layers']} layers, FP32 "
-    f"{state['fp32_layers']}" + (" (CONTROL VACUOUS: same text)" if state["vacuous"] else ""),
+    f"{state['fp32_layers']}"
+    + (" (CONTROL VACUOUS: no class leaves native later)" if state["vacuous"] else ""),
   ]
   for scheme in ("C", "B"):
     row = proofs[scheme]

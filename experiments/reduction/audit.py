@@ -193,6 +193,8 @@ def kv(study, rows, by_layer, summary) -> Found:
     key = (row["prompt"], row["scheme"])
     mine = grouped(rows, "prompt", "scheme").get(key, [])
     parts = sorted(grouped(by_layer, "prompt", "scheme").get(key, []), key=lambda r: r["layer"])
+    # A branch whose next token is another one can't be moved: it is never forced.
+    movable = row["next_token_equal"] or not row["vacuous"]
     yield from unlike(f"{key}: checkpoints", row["checkpoints"], (row["predictions"] - 2) * layers)
     yield from unlike(f"{key}: checkpoints", row["checkpoints"], len(mine))
     yield from unlike(f"{key}: layers", row["layers"], len(parts))
@@ -204,7 +206,8 @@ def kv(study, rows, by_layer, summary) -> Found:
       ("routes_equal", "route_equal"),
     ):
       yield from unlike(f"{key}: {name}", row[name], sum(r[column] for r in mine))
-      yield from unlike(f"{key}: {name}", row[name], row["checkpoints"])
+      if movable:
+        yield from unlike(f"{key}: {name}", row[name], row["checkpoints"])
     for name, column in (
       ("values", "values"),
       ("differing", "differing"),
@@ -217,10 +220,10 @@ def kv(study, rows, by_layer, summary) -> Found:
     yield from unlike(f"{key}: xor_layers", row["xor_layers"], row["layers"])
     if row["layers_untouched"] <= row["layer"]:
       yield f"{key}: the state of a layer up to the fork's differs"
-    for name in ("predictions_equal",):
-      yield from unlike(f"{key}: {name}", row[name], row["predictions"])
-    for name in ("next_token_equal", "text_equal"):
-      yield from unlike(f"{key}: {name}", row[name], True)
+    if movable:
+      yield from unlike(f"{key}: predictions_equal", row["predictions_equal"], row["predictions"])
+      for name in ("next_token_equal", "text_equal"):
+        yield from unlike(f"{key}: {name}", row[name], True)
 
 
 @check(tables.EVENT_COUNTS, tables.EVENT_UNIQUE)
@@ -292,10 +295,11 @@ def persistent_schedules(study, rows, summary, canonical) -> Found:
   yield from unlike("summary", bare, again)
   native = {row["prompt"]: row for row in rows if row["kind"] == "native"}
   for row in rows:
-    if row["scheme"] == "C" and row["certified"] == row["combines"]:
+    # Where native is another arithmetic, C may still come to the same text.
+    if row["scheme"] == "C" and row["certified"] == row["combines"] and native_is_c(study):
       same = row["tokens_sha256"] == native[row["prompt"]]["tokens_sha256"]
       where = f"{row['prompt']}, {row['request']}: certified, and like native"
-      yield from unlike(where, same and row["routes_like_native"], native_is_c(study))
+      yield from unlike(where, same and row["routes_like_native"], True)
   identity = {(r["prompt"], r["scheme"]): r for r in rows if r["kind"] == "identity"}
   for row in canonical:
     mine, other = identity[row["prompt"], row["scheme"]], native[row["prompt"]]

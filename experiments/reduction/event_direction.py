@@ -157,12 +157,14 @@ def draw(key, provisional) -> tuple[list[int], dict[int, str]]:
     common = sorted(set(texts), key=lambda text: (-texts.count(text), texts.index(text)))[:2]
     names = {text: f"other, text {number}" for number, text in enumerate(common, start=1)}
     labels = {row.class_id: names.get(row.text, "other") for row in key}
-    strata = [n for n in names.values() if list(labels.values()).count(n) >= PER_DIRECTION]
+    strata = list(names.values())
   else:
     strata = list(direction.WORDS)
-  drawn = annotation.stratified_draw(
-    labels, strata, seed=studies.DRAW_SEED, per_stratum=PER_DIRECTION * 2 // len(strata)
-  )
+  sizes = {name: list(labels.values()).count(name) for name in strata}
+  strata = [name for name in strata if sizes[name] >= PER_DIRECTION] or strata
+  # A model of few classes or texts has no ten of them.
+  size = min(PER_DIRECTION * 2 // len(strata), *(sizes[name] for name in strata))
+  drawn = annotation.stratified_draw(labels, strata, seed=studies.DRAW_SEED, per_stratum=size)
   return drawn, labels
 
 

@@ -46,7 +46,7 @@ def run(study: studies.Study) -> list[str]:
 
 def trajectory_rows(study: studies.Study, prompt, scheme: combine.Contract) -> list[dict]:
   """Of a prompt under a scheme; the native baseline comes with the first scheme."""
-  group = schedule_runs.run_group(study, prompt, scheme)
+  group = schedule_runs.run_group(study, prompt, scheme, schedule_runs.REQUESTS)
   native = [*study.encode(prompt), *group.tokens[schedule_runs.NATIVE][:-1].tolist()]
   proved = schedule_runs.certified(study, native, scheme)
   differ = group.routes_differ(schedule_runs.NATIVE)

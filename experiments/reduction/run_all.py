@@ -58,7 +58,9 @@ PROTOCOLS = (
 
 def run(study: studies.Study) -> list[str]:
   """Runs everything; returns what to say."""
+  # What cannot be done is said before anything runs.
   mediation.check(study)
+  propagation_trace.layers(study)
   write_text(study, "README.md", readme("Tables of the reduction study", tables.TABLES.values()))
   said, times = [], []
   for protocol in PROTOCOLS:

@@ -90,9 +90,7 @@ def _schedule(*numbers) -> np.ndarray:
   return combine.schedule(*numbers)
 
 
-def run_group(
-  study: studies.Study, prompt, scheme: combine.Contract, requests: int = REQUESTS
-) -> Group:
+def run_group(study: studies.Study, prompt, scheme: combine.Contract, requests: int) -> Group:
   """Generates, then reads every sequence once more for its routes: the same bits."""
   model, what = study.model, execution(study, scheme, requests)
   ids = study.encode(prompt)

@@ -75,20 +75,24 @@ def _branch(study: studies.Study, prompt, rebuilt) -> Branch:
 
 def _choose(found: Sweep, num_tokens: int, rebuilt) -> tuple[int, int, bool]:
   """(class, refused, vacuous): the lowest whose state differs, whose next token agrees and whose
-  later tokens, up to `num_tokens`, do not; class 0 where there is none.
+  later tokens, up to `num_tokens`, do not. Where there is none, the lowest that can be moved at
+  all, its next token agreeing; class 0 where every branch leaves native at once.
   """
   native = found.fork.event.post_block
-  refused = 0
+  refused, movable = 0, []
   for number, output in enumerate(found.fork.output):
     state, tokens = found.fork.post_block[output], found.tokens[number]
     differs = state.tobytes() != native.tobytes()
     later = (tokens[2:num_tokens] != found.native[2:num_tokens]).any()
-    if not (differs and tokens[1] == found.native[1] and later):
+    if tokens[1] != found.native[1]:
       continue
     if rebuilt is None or rebuilt(native, state):
-      return number, refused, False
-    refused += 1
-  return 0, refused, True
+      if differs and later:
+        return number, refused, False
+      movable.append(number)
+    elif differs and later:
+      refused += 1
+  return movable[0] if movable else 0, refused, True
 
 
 def named(study: studies.Study, branch: Branch) -> dict:

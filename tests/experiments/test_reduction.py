@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from experiments.reduction import (
   mhc_equivalence,
   run_all,
   schedule_runs,
+  substitution,
 )
 from experiments.reduction import (
   study as studies,
@@ -93,6 +95,12 @@ def test_the_audit_of_the_quickstart_is_clean(check):
     (audit.mhc, "mhc_equivalence_summary", dict(post_state_equal=False), "post_state_equal"),
     (audit.kv, "kv_equivalence", dict(state_equal=False), "states_equal is"),
     (audit.kv, "kv_equivalence_layers", dict(differing=10**6), "differing is"),
+    (
+      audit.kv,
+      "kv_equivalence_summary",
+      dict(next_token_equal=False, vacuous=False),
+      "next_token_equal is False",
+    ),
     (audit.certificate, "certificate", dict(certified=-1), "certified is"),
   ],
 )
@@ -144,6 +152,27 @@ def test_a_guard_refuses_a_state_with_one_bit_changed(monkeypatch):
   with pytest.raises(ValueError, match=r"before the addition 1 values of the state are not"):
     kv_equivalence.run(dataclasses.replace(quick(), out=quick().out / "guard"))
   assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+  ("texts", "chosen"),
+  [
+    (["511", "512", "612"], (1, 0, False)),  # native is 511; leaves it late
+    (["611", "511", "612"], (1, 0, True)),  # never late: one that can be moved
+    (["611", "612"], (0, 0, True)),  # every branch leaves at once
+    (["513", "512"], (1, 1, False)),  # the first can't be rebuilt
+    (["513", "511"], (1, 1, True)),
+  ],
+)
+def test_the_class_that_is_substituted(texts, chosen):
+  states = np.arange(1, len(texts) + 1, dtype=np.float32)[:, None]
+  event = types.SimpleNamespace(post_block=np.zeros(1, np.float32))
+  fork = types.SimpleNamespace(event=event, output=range(len(texts)), post_block=states)
+  tokens = np.array([[0, *map(int, text)] for text in texts])
+  sweep = types.SimpleNamespace(fork=fork, tokens=tokens, native=np.array([0, 5, 1, 1]))
+  refused = [states[row].tobytes() for row, text in enumerate(texts) if text == "513"]
+  found = substitution._choose(sweep, 4, lambda native, state: state.tobytes() not in refused)
+  assert found == chosen
 
 
 def test_a_difference_that_does_not_rebuild_the_state_is_seen():
@@ -245,3 +274,15 @@ def test_directions_that_are_too_rare_are_drawn_from_texts_and_say_so():
   )
   drawn, labels = event_direction.draw(key, both)
   assert [labels[c] for c in drawn] == ["hiring"] * 5 + ["layoffs"] * 5
+
+
+@pytest.mark.parametrize(
+  ("texts", "wanted"),
+  [("aaaaaabbbccc", ["a"] * 6), ("aaabbbbc", ["b"] * 3 + ["a"] * 3), ("aaaa", ["a"] * 4)],
+)
+def test_few_classes_are_drawn_as_far_as_they_go(texts, wanted):
+  key = [event_direction.annotation.ClassText(i, 2, text) for i, text in enumerate(texts)]
+  form = event_direction.annotation.blind_form(texts, 1)
+  rule = event_direction.annotation.apply_rule(form, lambda text: "other")
+  drawn, _ = event_direction.draw(key, rule)
+  assert len(set(drawn)) == len(drawn) and [texts[c] for c in drawn] == wanted
