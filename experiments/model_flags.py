@@ -43,22 +43,28 @@ def mode() -> Mode:
     arithmetic=_ARITHMETIC.value,
     rounding=_ROUNDING.value,
     contract=_CONTRACT.value,
-    kv_bits=_KV_BITS.value,
     activations=_ACTIVATIONS.value,
   )
 
 
 def execution(model: LoadedModel) -> Execution:
-  """The scheme and the schedule for every token."""
-  config, codes, orders = model.config, None, None
+  """The scheme, the schedule and the KV quantiser for every token."""
+  config, codes, orders, kv_bits = model.config, None, None, None
   if _SCHEME.value is not None:
     codes = jnp.full((1, 1, 1), combine.named(_SCHEME.value).code, jnp.int32)
   if _ORDER_SEED.value is not None:
     orders = combine.schedule(_SEED.value, _ORDER_SEED.value, config.num_layers, config.top_k)
     orders = jnp.asarray(orders, jnp.int32)[:, None, None]
-  return Execution(codes=codes, orders=orders)
+  if _KV_BITS.value is not None:
+    kv_bits = jnp.full((1, 1, 1), _KV_BITS.value, jnp.int32)
+  return Execution(codes=codes, orders=orders, kv_bits=kv_bits)
 
 
 def record() -> dict:
   """The choices as a run record keeps them."""
-  return dict(scheme=_SCHEME.value, order_seed=_ORDER_SEED.value, seed=_SEED.value)
+  return dict(
+    scheme=_SCHEME.value,
+    order_seed=_ORDER_SEED.value,
+    seed=_SEED.value,
+    kv_bits=_KV_BITS.value,
+  )

@@ -15,7 +15,7 @@ from experiments.reduction import study as studies
 from moejax import combine
 from moejax.analysis import cluster_bootstrap
 from moejax.analysis.bootstrap import mean, ratio_of_sums
-from moejax.inference import Condition, four_run, FourRun, generate
+from moejax.inference import Condition, four_run, FourRun, generate, Given, run_routed
 from moejax.models import Execution
 from moejax.report import reduction_tables as tables
 
@@ -41,6 +41,7 @@ def run(study: studies.Study) -> list[str]:
   check(study)
   prompts = [study.encode(prompt) for prompt in study.prompts or prompt_sets.BREADTH]
   tokens = native_texts(study, prompts)
+  cc = run_routed(study.model, tokens, Condition(study.mode), prefill=1, rows=ROWS, keep=True)
   cases = [(kind, name) for kind, names in SCHEMES.items() for name in names]
   rows = []
   for kind, name in study.progress(cases, "mediation"):
@@ -49,11 +50,13 @@ def run(study: studies.Study) -> list[str]:
     found = four_run(
       study.model,
       tokens,
-      Condition(study.mode, what),
-      Condition(study.mode, idle),
+      Given(f"{kind} {name}", Condition(study.mode, what), Condition(study.mode, idle)),
+      cc,
+      mode=study.mode,
       prefill=1,
       rows=ROWS,
       divergence=True,
+      controls=ROWS,
     )
     rows.append(dict(reduction=kind, scheme=name, **measure(study, prompts, found)))
   study.write(tables.MEDIATION, rows, "mediation")
@@ -98,7 +101,7 @@ def measure(study: studies.Study, prompts, found: FourRun) -> dict:
   # The prediction at position p is of token p + 1.
   own = position + 1 >= np.array([[len(prompt)] for prompt in prompts])
   per_sequence = lambda x: np.where(own, x, 0.0).sum(axis=1)
-  qf, qp, ct = (per_sequence(x) for x in (found.kl_qf, found.kl_qp, found.kl_ct))
+  qf, qp, ct = (per_sequence(run.kl) for run in (found.qf, found.qp, found.ct))
   count = int(own.sum())
   share = (None, None, None)
   if qf.sum() > 0:

@@ -8,68 +8,69 @@ import dataclasses
 
 import numpy as np
 
+from moejax.inference.disturbances import Disturbance
 from moejax.inference.forward import LoadedModel
-from moejax.inference.score import score
-from moejax.models import Execution, Mode, NATIVE, Pins, Taps
+from moejax.inference.routed import Condition, ROWS, Routed, run_routed, slice_rows
+from moejax.models import Mode
 from moejax.models.execution import DEFAULT
 
-_ROUTES = Taps(ids=True, weights=True, slots=True)
-_AXIS_OF_ROWS = dict(cc=0, qp=0, qf=0, ct=0, kl_qp=0, kl_qf=0, kl_ct=0)
-_AXIS_OF_ROWS |= dict(clean_ids=1, disturbed_ids=1)
-
 
 @dataclasses.dataclass(frozen=True)
-class Condition:
-  """How a run computes: its static choices and arrays."""
-
-  mode: Mode = DEFAULT
-  execution: Execution = NATIVE
-
-
-_CLEAN = Condition()
-
-
-@dataclasses.dataclass(frozen=True)
-class FourRun:
-  """Negative log likelihoods, float32 [B, N] nats, of the scored tokens, and routes.
+class Controls:
+  """The largest |ΔNLL| of runs that must not differ, in nats; each must be 0.
 
   Attributes:
-    cc, qp, qf, ct: see the module.
-    clean_ids, disturbed_ids: int32 [L, B, T, K] of CC and QF, of all tokens that were read.
-    prefill: tokens that were given; N = T + 1 - prefill.
-    kl_qp, kl_qf, kl_ct: float64 [B, N], KL(CC || run) of the next token in nats, if asked for.
+    clean_pinned: the clean run with its own routes imposed, against the clean run.
+    disturbed_pinned: the disturbed run with its own routes imposed, against itself.
+    idle: the disturbance at the setting that does nothing, against the clean run; None without one.
+    sequences: how many were compared.
   """
 
-  cc: np.ndarray
-  qp: np.ndarray
-  qf: np.ndarray
-  ct: np.ndarray
-  clean_ids: np.ndarray
-  disturbed_ids: np.ndarray
-  prefill: int
-  kl_qp: np.ndarray | None = None
-  kl_qf: np.ndarray | None = None
-  kl_ct: np.ndarray | None = None
+  clean_pinned: float
+  disturbed_pinned: float
+  idle: float | None
+  sequences: int
+
+  def check(self) -> None:
+    """Raises ValueError, naming the control, unless all are 0."""
+    for name in ("clean_pinned", "disturbed_pinned", "idle"):
+      value = getattr(self, name)
+      if value is not None and not value == 0:
+        raise ValueError(
+          f"four_run: the control {name} is {value:.3g} nats, expected exactly 0; "
+          "the contrast is refused."
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FourRun:
+  """The four runs of one disturbance; contrasts are float64 [B, N] nats of the scored tokens."""
+
+  cc: Routed
+  qp: Routed
+  qf: Routed
+  ct: Routed
+  controls: Controls | None = None
 
   @property
   def total(self) -> np.ndarray:
-    """QF - CC, float64 [B, N]: what the disturbance does."""
-    return self.qf.astype(np.float64) - self.cc
+    """QF - CC: what the disturbance does."""
+    return self.qf.nll.astype(np.float64) - self.cc.nll
 
   @property
   def compute(self) -> np.ndarray:
     """QP - CC: what it does with clean routes."""
-    return self.qp.astype(np.float64) - self.cc
+    return self.qp.nll.astype(np.float64) - self.cc.nll
 
   @property
   def route_forward(self) -> np.ndarray:
-    """QF - QP: what its routes do in disturbed computation."""
-    return self.qf.astype(np.float64) - self.qp
+    """QF - QP: what its routes do in disturbed computation; the harm of a token."""
+    return self.qf.nll.astype(np.float64) - self.qp.nll
 
   @property
   def route_pure(self) -> np.ndarray:
     """CT - CC: what its routes do in clean computation."""
-    return self.ct.astype(np.float64) - self.cc
+    return self.ct.nll.astype(np.float64) - self.cc.nll
 
   @property
   def interaction(self) -> np.ndarray:
@@ -78,64 +79,74 @@ class FourRun:
 
   def flips(self) -> np.ndarray:
     """bool [L, B, N]: whether the set of experts changed at the tokens that give the scores."""
-    changed = (self.clean_ids != self.disturbed_ids).any(axis=-1)
-    return changed[:, :, self.prefill - 1 :]
+    return self.cc.flips(self.qf)
 
 
 def four_run(
   model: LoadedModel,
   tokens: np.ndarray,
-  disturbed: Condition,
-  clean: Condition = _CLEAN,
+  disturbance: Disturbance,
+  cc: Routed | None = None,
   *,
+  mode: Mode = DEFAULT,
   prefill: int = 64,
-  rows: int = 8,
+  rows: int = ROWS,
+  statistics: bool = False,
   divergence: bool = False,
+  controls: int | None = None,
 ) -> FourRun:
-  """Scores int [B, T + 1] sequences under the four conditions.
+  """Scores int [B, T + 1] sequences under the four conditions, after the controls.
 
   Args:
     model: to run.
     tokens: sequences.
-    disturbed, clean: neither may pin routes.
+    disturbance: what is done to the computation.
+    cc: the clean run of the same sequences, if there is one, with log probabilities kept where
+      divergences are wanted.
+    mode: static choices of the clean run.
     prefill: tokens that are given.
-    rows: sequences per call; the arrays of both executions have no axis of rows, or all of them.
-    divergence: whether the KL divergences are wanted.
+    rows: sequences per call.
+    statistics: whether margins, ties and router logits of QF are wanted.
+    divergence: whether KL divergences from CC are wanted.
+    controls: how many sequences the controls run on, all by default; 0 runs none.
+
+  Raises:
+    ValueError: a control that is not exactly zero; as `score`.
   """
-  parts = []
-  for at in range(0, len(tokens), rows):
-    here = slice(at, at + rows)
-    pair = (dataclasses.replace(c, execution=c.execution.rows(here)) for c in (disturbed, clean))
-    parts.append(_four(model, tokens[here], *pair, prefill, divergence))
-  joined = {
-    name: np.concatenate([part[name] for part in parts], axis=axis)
-    for name, axis in _AXIS_OF_ROWS.items()
-    if name in parts[0]
-  }
-  return FourRun(prefill=prefill, **joined)
+  clean, condition = Condition(mode), disturbance.condition(model, mode, *tokens.shape)
+  common = dict(prefill=prefill, rows=rows)
+  if cc is None:
+    cc = run_routed(model, tokens, clean, keep=divergence, **common)
+  checked = None
+  if controls != 0:
+    conditions = clean, condition, disturbance.idle(model, mode, *tokens.shape)
+    checked = run_controls(model, tokens[:controls], *conditions, cc, **common)
+    checked.check()
+  reference = cc.log_probabilities if divergence else None
+  run = lambda *args, **more: run_routed(
+    model, tokens, *args, reference=reference, **common, **more
+  )
+  qf = run(condition, statistics=statistics)
+  return FourRun(cc, run(condition, cc.pins()), qf, run(clean, qf.pins()), checked)
 
 
-def _four(model, tokens, disturbed: Condition, clean: Condition, prefill: int, divergence: bool):
-  def run(condition: Condition, pins: Pins | None = None):
-    execution = condition.execution.replace(pins=pins)
-    return score(
-      model, tokens, prefill, execution, mode=condition.mode, taps=_ROUTES, keep=divergence
-    )
-
-  cc, qf = run(clean), run(disturbed)
-  qp, ct = run(disturbed, Pins.from_trace(cc.trace)), run(clean, Pins.from_trace(qf.trace))
-  ids = [np.asarray(s.trace["ids"]) for s in (cc, qf)]
-  out = dict(cc=cc.nll, qp=qp.nll, qf=qf.nll, ct=ct.nll, clean_ids=ids[0], disturbed_ids=ids[1])
-  if divergence:
-    for name, scored in (("kl_qp", qp), ("kl_qf", qf), ("kl_ct", ct)):
-      out[name] = kl_divergence(cc.log_probabilities, scored.log_probabilities)
-  return out
-
-
-def kl_divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-  """KL(P || Q) in nats over the last axis of log probabilities, in float64, row by row."""
-  rows = []
-  for a, b in zip(p, q, strict=True):
-    a = a.astype(np.float64)
-    rows.append((np.exp(a) * (a - b)).sum(axis=-1))
-  return np.stack(rows)
+def run_controls(
+  model: LoadedModel,
+  tokens: np.ndarray,
+  clean: Condition,
+  condition: Condition,
+  idle: Condition | None,
+  cc: Routed,
+  **common,
+) -> Controls:
+  """The identity controls of a disturbance on some of the sequences of a clean run."""
+  cc = slice_rows(cc, range(len(tokens)))
+  run = lambda *args: run_routed(model, tokens, *args, **common)
+  largest = lambda a, b: float(np.abs(a.nll.astype(np.float64) - b.nll).max())
+  disturbed = run(condition)
+  return Controls(
+    clean_pinned=largest(run(clean, cc.pins()), cc),
+    disturbed_pinned=largest(run(condition, disturbed.pins()), disturbed),
+    idle=None if idle is None else largest(run(idle), cc),
+    sequences=len(tokens),
+  )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from moejax.inference.batches import state_length
-from moejax.inference.forward import check_nan, join_traces, LoadedModel
+from moejax.inference.forward import check_nan, check_tokens, join_traces, LoadedModel
 from moejax.models import Execution, Mode, NATIVE, Taps
 from moejax.models.arithmetic import arithmetic
 from moejax.models.execution import DEFAULT, NOTHING
@@ -46,7 +46,7 @@ def score(
 
   Args:
     model: to run.
-    tokens: all rows of one length, T ≥ 2.
+    tokens: T ≥ 2; -1 is padding at the end of a row, and its loss is 0.
     prefill: tokens that are given; 1 ≤ prefill < T.
     execution: its T axis, if any, has T - 1 entries.
     mode, taps: as in `forward`.
@@ -58,8 +58,7 @@ def score(
   """
   tokens = np.asarray(tokens, np.int32)
   config, (rows, time) = model.config, tokens.shape
-  if tokens.min() < 0 or tokens.max() >= config.vocab_size:
-    raise ValueError(f"score: token ids must be within 0 .. {config.vocab_size - 1}.")
+  check_tokens(tokens, config.vocab_size)
   if not 1 <= prefill < time:
     raise ValueError(f"score: prefill must be within 1 .. {time - 1}, got {prefill}.")
   execution.check(config.top_k, config.num_experts)
@@ -92,5 +91,7 @@ def score(
 def _chunk(module, params, tokens, targets, state, execution, *, mode, taps, keep):
   logits, state, trace = module.apply(params, tokens, state, execution, mode=mode, taps=taps)
   log_probabilities = arithmetic(mode).log_softmax(logits)
-  nll = -jnp.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
+  at = jnp.maximum(targets, 0)[..., None]
+  nll = -jnp.take_along_axis(log_probabilities, at, axis=-1)[..., 0]
+  nll = jnp.where(targets < 0, np.float32(0), nll)
   return nll, log_probabilities if keep else None, state, trace

@@ -163,7 +163,7 @@ class Compressor(nn.Module):
       )
       normed = rms_norm_once(run, pooled, weight, self.config.rms_norm_eps)
       rotated = rotate_tail(run, normed, rope_of(windows.index * self.ratio))
-      return self.stored(run.strengths_at(windows.last_token), rotated)
+      return self.stored(run.quantizers_at(windows.last_token), rotated)
 
     out = (x.shape[0], windows.closed.shape[1], self.width)
     if out[1]:

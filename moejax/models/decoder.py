@@ -34,9 +34,9 @@ class SparseMoe(nn.Module):
     weight = self.param("router", layers.projection_init, (x.shape[-1], c.num_experts))
     logits = router.router_logits(run, x, weight, "bfloat16")
     probabilities = run.ops.softmax(logits)
-    ids, margins, ties = router.select(run, probabilities, logits, c.top_k)
-    weights = router.weigh(run, probabilities, ids, normalize=c.norm_topk_prob)
-    return router.finish(run, ids, weights, margins, ties), logits
+    selection = router.select(run, probabilities, logits, c.top_k)
+    weights = router.weigh(run, probabilities, selection.ids, normalize=c.norm_topk_prob)
+    return router.finish(run, selection, weights), logits
 
   def shared(self, run: Run, x) -> jax.Array | None:
     """The shared expert's output [B, T, D] as it is merged; None without one."""

@@ -56,10 +56,12 @@ class DeepseekSparseMoe(SparseMoe):
     rounded = router.router_dtype(run, "bfloat16") == "bfloat16"
     if rounded:
       scores = run.ops.round(scores)
-    ids, margins, ties = router.select(run, scores, logits, c.top_k)
+    selection = router.select(run, scores, logits, c.top_k)
     normalize = c.norm_topk_prob and c.top_k > 1
-    weights = router.weigh(run, scores, ids, normalize=normalize, epsilon=1e-20, rounded=rounded)
-    return router.finish(run, ids, weights, margins, ties), logits
+    weights = router.weigh(
+      run, scores, selection.ids, normalize=normalize, epsilon=1e-20, rounded=rounded
+    )
+    return router.finish(run, selection, weights), logits
 
   def shared(self, run: Run, x):
     size = self.config.shared_size

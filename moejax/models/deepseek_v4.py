@@ -58,24 +58,22 @@ class DeepseekV4Moe(nn.Module):
     )
     if self.layer in c.hash_layers:
       table = self.param("hash_table", distinct_experts, (c.vocab_size, c.top_k), c.num_experts)
-      ids = table[jnp.maximum(run.tokens, 0)]
-      margins = jnp.full(run.tokens.shape, np.nan, jnp.float32)
-      ties = jnp.zeros(run.tokens.shape, bool)
+      selection = router.by_table(table[jnp.maximum(run.tokens, 0)])
     else:
       bias = self.param("router_bias", nn.initializers.zeros, (c.num_experts,))
       biased = scores + layers.weight_rows(bias, scores)
-      ids, margins, ties = router.select(run, biased, biased, c.top_k)
+      selection = router.select(run, biased, biased, c.top_k)
     # transformers always normalises, whatever norm_topk_prob says.
     weights = router.weigh(
       run,
       scores,
-      ids,
+      selection.ids,
       normalize=c.norm_topk_prob,
       epsilon=1e-20,
       scale=c.routed_scale,
       rounded=rounded,
     )
-    return router.finish(run, ids, weights, margins, ties), logits
+    return router.finish(run, selection, weights), logits
 
   @nn.compact
   def __call__(self, run: Run, x, contract: Contract):

@@ -23,8 +23,10 @@ _MODES = {
   "contract": ("native", "eager"),
   "activations": ("none", "qdq", "int8"),
   "router_dtype": (None, "float32", "bfloat16"),
-  "kv_bits": (None, 2, 3, 4, 5, 6, 7, 8),
 }
+
+
+_FLOATS = ("kv_strength", "activation_strength", "softening")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,6 @@ class Mode:
     rounding: where values are rounded to BF16: as the family's "reference" code does, as "hf"
       (transformers) does where that is another place, or nowhere ("float32", fast only).
     contract: the family's "native" expert contract, or that of transformers' "eager" experts.
-    kv_bits: bits of the simulated KV quantiser, or None.
     activations: simulated quantisation of the inputs of linear layers: "none"; "qdq", DeepSeek's
       FP8 and FP4 (DeepSeek-V4 only); "int8", symmetric per token.
     router_dtype: dtype of the router logits; None is the family's own.
@@ -46,7 +47,6 @@ class Mode:
   arithmetic: str = "canonical"
   rounding: str = "reference"
   contract: str = "native"
-  kv_bits: int | None = None
   activations: str = "none"
   router_dtype: str | None = None
 
@@ -172,8 +172,13 @@ class Execution:
       that starts with -1 is native.
     pins: routes.
     delta: endpoint delta.
-    kv_strength: float32, broadcastable to [L, B, T], of the KV quantiser of the mode.
-    activation_strength: the same for activations.
+    kv_bits: int32, broadcastable to [L, B, T]: bits of the simulated KV quantiser, 2 to 8, as the
+      token is written; 0 keeps its keys and values as they are.
+    kv_strength: float32, broadcastable to [L, B, T], of that quantiser.
+    activation_strength: the same for the activation quantiser of the mode.
+    softening: float32, broadcastable to [L, B, T]. Where it is τ > 0 each selected weight is
+      multiplied by clip((z - z') / τ, 0, 1), z its score and z' that of the strongest expert left
+      out (the scores of margins); not renormalised, and not where a table decides.
     expert_mask: bool, broadcastable to [L, B, T, E]; an expert whose entry is false is not chosen.
       Where a table decides (hash layers), the table does.
   """
@@ -182,8 +187,10 @@ class Execution:
   orders: jax.Array | None = None
   pins: Pins | None = None
   delta: Delta | None = None
+  kv_bits: jax.Array | None = None
   kv_strength: jax.Array | None = None
   activation_strength: jax.Array | None = None
+  softening: jax.Array | None = None
   expert_mask: jax.Array | None = None
 
   def at_layer(self, layer: int, shape: tuple[int, int, int], top_k: int, num_experts: int):
@@ -206,13 +213,13 @@ class Execution:
       slots=rows("pinned slots", self.pins.slots, top_k, dtype=jnp.int32),
       mask=rows("mask of pins", self.pins.mask, dtype=bool),
     )
-    strengths = ("kv_strength", "activation_strength")
     return self.replace(
       codes=rows("codes", self.codes, dtype=jnp.int32),
       orders=rows("orders", self.orders, top_k, dtype=jnp.int32),
       pins=pins,
       expert_mask=rows("expert_mask", self.expert_mask, num_experts, dtype=bool),
-      **{name: rows(name, getattr(self, name), dtype=jnp.float32) for name in strengths},
+      kv_bits=rows("kv_bits", self.kv_bits, dtype=jnp.int32),
+      **{name: rows(name, getattr(self, name), dtype=jnp.float32) for name in _FLOATS},
     )
 
   def take_tokens(self, index: np.ndarray) -> "Execution":
@@ -228,7 +235,7 @@ class Execution:
 
     return self._map(cut)
 
-  def rows(self, index: slice) -> "Execution":
+  def rows(self, index: slice | np.ndarray) -> "Execution":
     """The record for some rows of the batch that it was made for; axes of 1 stay."""
 
     def cut(x, tail):
@@ -249,8 +256,8 @@ class Execution:
       codes=cut(self.codes, 0),
       orders=cut(self.orders, 1),
       pins=pins,
-      kv_strength=cut(self.kv_strength, 0),
-      activation_strength=cut(self.activation_strength, 0),
+      kv_bits=cut(self.kv_bits, 0),
+      **{name: cut(getattr(self, name), 0) for name in _FLOATS},
       expert_mask=cut(self.expert_mask, 1),
     )
 
@@ -262,7 +269,8 @@ class Execution:
       return x is None or axis < 0 or x.shape[axis] == 1
 
     pins, delta = self.pins, self.delta
-    whole = [self.codes, self.kv_strength, self.activation_strength, pins and pins.mask]
+    whole = [self.codes, self.kv_bits, *(getattr(self, name) for name in _FLOATS)]
+    whole.append(pins and pins.mask)
     by_expert = [self.orders, self.expert_mask]
     by_expert += [pins.ids, pins.weights, pins.slots] if pins else []
     same_delta = delta is None or np.ndim(delta.value) < 2 or delta.value.shape[0] == 1
@@ -285,6 +293,9 @@ class Execution:
       ids = concrete(self.pins.ids)
       if ids is not None and ((ids < -1) | (ids >= num_experts)).any():
         raise ValueError(f"execution: a pinned id is outside 0 .. {num_experts - 1}.")
+    bits = concrete(self.kv_bits)
+    if bits is not None and ((bits != 0) & ((bits < 2) | (bits > 8))).any():
+      raise ValueError("execution: kv_bits must be 2 to 8, or 0 for none.")
     mask = concrete(self.expert_mask)
     if mask is not None:
       left = np.broadcast_to(mask, (*mask.shape[:-1], num_experts)).sum(axis=-1).min()

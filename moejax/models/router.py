@@ -28,16 +28,36 @@ class Route:
   ties: jax.Array
 
 
-def select(run: Run, scores, logits, top_k: int):
+@dataclasses.dataclass(frozen=True)
+class Selection:
+  """Selected experts of [B, T] tokens, in slot order: score descending.
+
+  Attributes:
+    ids: int32 [B, T, K].
+    margins, ties: [B, T]; see `Taps`.
+    excess: float32 [B, T, K], how far each one's score lies above the strongest left out; None
+      where a table decides.
+  """
+
+  ids: jax.Array
+  margins: jax.Array
+  ties: jax.Array
+  excess: jax.Array | None
+
+
+def by_table(ids) -> Selection:
+  """What a table decided: no margin, no tie."""
+  shape = ids.shape[:-1]
+  return Selection(ids, jnp.full(shape, np.nan, jnp.float32), jnp.zeros(shape, bool), None)
+
+
+def select(run: Run, scores, logits, top_k: int) -> Selection:
   """The top_k experts by score, lowest id first among equals.
 
   Args:
     scores: float32 [B, T, E], what the family ranks by.
     logits: float32 [B, T, E], what a margin is measured in.
     top_k: K.
-
-  Returns:
-    ids int32 [B, T, K] in slot order (score descending); margins and ties [B, T].
   """
   if run.execution.expert_mask is not None:
     scores = jnp.where(run.execution.expert_mask, scores, _NONE)
@@ -45,7 +65,9 @@ def select(run: Run, scores, logits, top_k: int):
   best, ids = lax.top_k(scores + np.float32(0), min(top_k + 1, scores.shape[-1]))
   ids = ids.astype(jnp.int32)
   if best.shape[-1] == top_k:  # no expert is left out
-    return ids, jnp.full(ids.shape[:-1], np.inf, jnp.float32), jnp.zeros(ids.shape[:-1], bool)
+    margins = jnp.full(ids.shape[:-1], np.inf, jnp.float32)
+    excess = jnp.full(ids.shape, np.inf, jnp.float32)
+    return Selection(ids, margins, jnp.zeros(ids.shape[:-1], bool), excess)
   expert = lax.broadcasted_iota(jnp.int32, (*scores.shape, 1), scores.ndim - 1)
   chosen = (ids[..., None, :top_k] == expert).any(axis=-1)
   weakest = jnp.where(chosen, logits, np.float32(np.inf)).min(axis=-1)
@@ -53,7 +75,9 @@ def select(run: Run, scores, logits, top_k: int):
   if run.execution.expert_mask is not None:
     left_out &= run.execution.expert_mask
   strongest = jnp.where(left_out, logits, _NONE).max(axis=-1)
-  return ids[..., :top_k], weakest - strongest, best[..., top_k - 1] == best[..., top_k]
+  ids = ids[..., :top_k]
+  excess = take(logits, ids, axis=-1) - strongest[..., None]
+  return Selection(ids, weakest - strongest, best[..., top_k - 1] == best[..., top_k], excess)
 
 
 def weigh(
@@ -87,13 +111,13 @@ def weigh(
   return weights if scale == 1.0 else r(run.ops.multiply(weights, np.float32(scale)))
 
 
-def finish(run: Run, ids, weights, margins, ties) -> Route:
-  """Sorts slots by expert id and applies the execution's pins.
-
-  Args:
-    ids, weights: [B, T, K] in slot order.
-    margins, ties: [B, T].
-  """
+def finish(run: Run, selection: Selection, weights) -> Route:
+  """Softens weights [B, T, K] in slot order, sorts them by expert id, and applies the pins."""
+  ids, tau = selection.ids, run.execution.softening
+  if tau is not None and selection.excess is not None:
+    tau = jnp.broadcast_to(tau[..., None], weights.shape)
+    share = jnp.clip(run.ops.divide(selection.excess, jnp.where(tau > 0, tau, 1)), 0, 1)
+    weights = jnp.where(tau > 0, run.ops.multiply(weights, share), weights)
   # Rank of each slot among the ids of its token, by counting.
   before = ids[..., None, :] < ids[..., :, None]
   slots = before.astype(jnp.int32).sum(axis=-1)
@@ -106,7 +130,8 @@ def finish(run: Run, ids, weights, margins, ties) -> Route:
       jnp.where(pinned, pin, own)
       for pin, own in ((pins.ids, ids), (pins.weights, weights), (pins.slots, slots))
     )
-  return Route(jnp.where(run.valid[..., None], ids, -1), weights, slots, margins, ties)
+  ids = jnp.where(run.valid[..., None], ids, -1)
+  return Route(ids, weights, slots, selection.margins, selection.ties)
 
 
 def router_dtype(run: Run, own: str) -> str:

@@ -67,15 +67,15 @@ class Run:
       return self.blend(x, numerics.qdq_fp8(x, min(128, x.shape[-1])))
     return self.blend(x, numerics.fake_quantize(x, 8))
 
-  def strengths_at(self, index) -> "Run":
-    """This run with the quantiser strengths of tokens index [B, J]."""
-
-    def take(strength):
-      return None if strength is None else jnp.take_along_axis(strength, index, axis=1)
-
-    e = self.execution
-    e = e.replace(kv_strength=take(e.kv_strength), activation_strength=take(e.activation_strength))
-    return dataclasses.replace(self, execution=e)
+  def quantizers_at(self, index) -> "Run":
+    """This run with the quantisers of tokens index [B, J]: their bits and strengths."""
+    names, e = ("kv_bits", "kv_strength", "activation_strength"), self.execution
+    taken = {
+      name: jnp.take_along_axis(value, index, axis=1)
+      for name in names
+      if (value := getattr(e, name)) is not None
+    }
+    return dataclasses.replace(self, execution=e.replace(**taken))
 
   def blend(self, x, quantized):
     """R(x + strength · (quantized - x)) for the activation strength: x at 0, quantized at 1."""
@@ -83,10 +83,13 @@ class Run:
 
   def quantize_kv(self, x):
     """x [B, T, ..., C] as the cache keeps it: the simulated KV quantiser, if any (route paper)."""
-    if self.mode.kv_bits is None:
+    bits = self.execution.kv_bits
+    if bits is None:
       return x
-    quantized = numerics.fake_quantize(x, self.mode.kv_bits)
-    return self._blend(x, quantized, self.execution.kv_strength)
+    bits = jnp.broadcast_to(bits.reshape(*bits.shape, *[1] * (x.ndim - 3)), x.shape[:-1])
+    quantized = numerics.fake_quantize(x, jnp.maximum(bits, 2))
+    blended = self._blend(x, quantized, self.execution.kv_strength)
+    return jnp.where(bits[..., None] == 0, x, blended)
 
   def _blend(self, x, quantized, strength):
     if strength is None:

@@ -13,7 +13,7 @@ _QDQ4_FLOOR = np.float32(6 * 2.0**-126)
 # Symmetric integer grids.
 
 
-def fake_quantize(x, bits: int, axis: int = -1, group: int | None = None, strength=1.0):
+def fake_quantize(x, bits, axis: int = -1, group: int | None = None, strength=1.0):
   """Rounds x to a symmetric grid of 2^bits levels, or goes part of the way.
 
     delta = max|x| / (2^(bits-1) - 1),  q = clip(rint(x / delta), -2^(bits-1), 2^(bits-1) - 1),
@@ -28,7 +28,8 @@ def fake_quantize(x, bits: int, axis: int = -1, group: int | None = None, streng
 
   Args:
     x: float32, any shape.
-    bits: 2 to 8.
+    bits: 2 to 8; or an int32 array of such that broadcasts to x without the axis, an operand whose
+      values are not checked.
     axis: the axis that shares a delta.
     group: consecutive elements of that axis which share a delta; must divide it. None: all of it.
     strength: float32 (or a Python number), scalar or of a shape that broadcasts to x's. An operand:
@@ -43,7 +44,7 @@ def fake_quantize(x, bits: int, axis: int = -1, group: int | None = None, streng
       that does not broadcast.
   """
   backend.require_float32("fake_quantize", x)
-  if bits not in range(2, 9):
+  if not isinstance(bits, jax.Array | np.ndarray) and bits not in range(2, 9):
     raise ValueError(f"fake_quantize: bits must be 2 to 8, got {bits}.")
   if not -x.ndim <= axis < x.ndim:
     raise ValueError(f"fake_quantize: axis {axis} is not an axis of shape {x.shape}.")
@@ -52,9 +53,11 @@ def fake_quantize(x, bits: int, axis: int = -1, group: int | None = None, streng
   backend.require_float32("fake_quantize: strength", strength)
   _require_broadcast("fake_quantize", strength, x)
   b = backend.backend(x, strength)
+  levels = (b.xp.left_shift(np.int32(1), b.xp.asarray(bits, np.int32) - 1)).astype(np.float32)
   moved = b.xp.moveaxis(x, axis, -1)
   groups = _split_groups("fake_quantize", moved, group)
-  quantized = _quantize_groups(b, groups, levels=2 ** (bits - 1)).reshape(moved.shape)
+  levels = levels[..., None, None] if levels.ndim else levels
+  quantized = _quantize_groups(b, groups, levels).reshape(moved.shape)
   quantized = b.xp.moveaxis(quantized, -1, axis)
   strength = b.xp.broadcast_to(strength, x.shape)
   partly = x + b.fence(strength * (quantized - x))
@@ -62,11 +65,15 @@ def fake_quantize(x, bits: int, axis: int = -1, group: int | None = None, streng
 
 
 def _quantize_groups(b, groups, levels):
-  """Rounds each [..., group] to multiples of its delta, -levels to levels - 1 of them."""
+  """Rounds each [..., group] to multiples of its delta, -levels to levels - 1 of them.
+
+  levels is float32 and broadcasts to the groups.
+  """
   largest = b.xp.abs(groups).max(axis=-1, keepdims=True)
-  delta = b.divide(largest, np.float32(levels - 1))
+  top = b.xp.broadcast_to(levels - np.float32(1), largest.shape)
+  delta = b.divide(largest, top)
   ratio = b.divide(groups, b.xp.where(delta == 0, np.float32(1), delta))
-  q = b.xp.clip(b.rint(ratio), np.float32(-levels), np.float32(levels - 1))
+  q = b.xp.clip(b.rint(ratio), -levels, top)
   return b.xp.where(delta == 0, np.float32(0), b.fence(q * delta))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from moejax.analysis.bootstrap import cluster_bootstrap, Estimate, mean, ratio_of_sums
 from moejax.checkpoints import LoadedModel
 from moejax.combine import B
-from moejax.inference import Condition, fork_farthest, four_run, generate, score
+from moejax.inference import fork_farthest, four_run, generate, KvQuantization, score
 from moejax.models import Mode, Taps
 
 _FAST = Mode("fast")
@@ -72,9 +72,9 @@ def cache_quantisation(
   Sequences are the clusters of the intervals. A flip is a changed set of experts where a router
   decides; "routed_fraction" is the RMF of the route study.
   """
-  runs = four_run(model, tokens, Condition(Mode(kv_bits=bits)), prefill=prefill)
-  total = (runs.qf - runs.cc).mean(axis=1, dtype=np.float64)
-  compute = (runs.qp - runs.cc).mean(axis=1, dtype=np.float64)
+  runs = four_run(model, tokens, KvQuantization(bits), prefill=prefill)
+  total = runs.total.mean(axis=1)
+  compute = runs.compute.mean(axis=1)
   routers = [
     i for i in model.config.moe_layers if i not in getattr(model.config, "hash_layers", ())
   ]
@@ -83,8 +83,8 @@ def cache_quantisation(
   return dict(
     bits=bits,
     sequences=len(tokens),
-    scored_tokens=int(runs.cc.size),
-    clean_nll=float(runs.cc.mean(dtype=np.float64)),
+    scored_tokens=int(runs.cc.nll.size),
+    clean_nll=float(runs.cc.nll.mean(dtype=np.float64)),
     excess=_numbers(excess),
     excess_pinned=_numbers(cluster_bootstrap(mean, compute)),
     # A ratio to something that may be zero is no number.

@@ -69,7 +69,6 @@ def test_modes_that_a_family_does_not_have(v4):
     ("arithmetic", "quick"),
     ("rounding", "none"),
     ("contract", "B"),
-    ("kv_bits", 9),
     ("activations", "fp8"),
     ("router_dtype", "float16"),
   ],

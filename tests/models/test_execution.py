@@ -201,7 +201,8 @@ def float_fork(model, value):
   """A fork with a float32 delta at `layer_of`, token AT, and no word about quantisers."""
   delta = Delta(jnp.int32(layer_of(model)), jnp.int32(FORK + AT), jnp.asarray(value))
   mode = tiny.quantised_mode(model)
-  return call(model, TOKENS[:2, FORK:], tiny.before_fork(model), Execution(delta=delta), mode)
+  execution = Execution(delta=delta, kv_bits=jnp.int32(4))
+  return call(model, TOKENS[:2, FORK:], tiny.before_fork(model), execution, mode)
 
 
 def test_float_delta_is_a_float32_addition_and_default_strength_is_one():

@@ -177,8 +177,8 @@ def test_quantised_canonical_runs_have_the_bits_of_the_oracle(tmp_path, monkeypa
   model = checkpoints.load(weights.write_checkpoint(case, tmp_path))
   tokens = np.tile(weights.tokens(case), (2, 1))
   # One program for both: the first row's key-value vectors are not quantised to the 4-bit grid.
-  execution = Execution(kv_strength=jnp.array([[0], [1]], jnp.float32))
-  run = run_model(model, tokens, 1, Mode(activations="qdq", kv_bits=4), execution)
+  execution = Execution(kv_bits=jnp.array([[0], [4]], jnp.int32))
+  run = run_model(model, tokens, 1, Mode(activations="qdq"), execution)
   assert_same_run(case, tokens[0], run, row=0, rounding="reference", qdq=True)
   assert_same_run(case, tokens[0], run, row=1, rounding="reference", qdq=True, kv_bits=4)
 

@@ -236,3 +236,28 @@ def test_a_nan_expert_is_named_with_its_layer(model):
   np.testing.assert_array_equal(named[layer], np.where(chose, expert, -1))
   assert_same_bits(result.trace["ids"][layer], native.trace["ids"][layer])
   assert np.isnan(result.logits[0, AT]).all()
+
+
+def test_softening_scales_weights_by_the_distance_to_the_boundary(model):
+  plain = native_fork(model)
+  layer = model.top_k_layers[0]  # what comes later reads another state
+  margins = plain.trace["margins"]
+  tau = np.quantile(margins[layer], 0.9)
+  soft = tiny.fork(model, softening=jnp.full(margins.shape, tau, jnp.float32))
+  ids, before = (plain.trace[name][layer] for name in ("ids", "weights"))
+  assert (soft.trace["ids"][layer] == ids).all()
+  scores, factors = selection_scores(model, plain, layer), np.empty(before.shape, np.float32)
+  for at in np.ndindex(ids.shape[:2]):
+    left_out = np.delete(scores[at], ids[at]).max()
+    factors[at] = np.clip((scores[at][ids[at]] - left_out) / np.float32(tau), 0, 1)
+  assert 0 < (factors < 1).mean() < 1
+  assert_same_bits(soft.trace["weights"][layer], before * factors)
+
+
+def selection_scores(model, run, layer):
+  """What margins of a layer are measured in: logits, or DeepSeek-V4's biased scores."""
+  logits = np.asarray(run.trace["router_logits"][layer], np.float32)
+  if model.config.family != "deepseek_v4":
+    return logits
+  bias = model.params["params"][f"layers_{layer}"]["moe"]["router_bias"]
+  return np.asarray(numerics.sqrt_softplus(logits)) + np.asarray(bias, np.float32)

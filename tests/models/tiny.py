@@ -275,9 +275,9 @@ def join(parts: list[Result]) -> Result:
 
 
 def quantised_mode(model: Tiny) -> Mode:
-  """With every simulated quantiser that the family has, for strengths to turn on."""
+  """With the activation quantiser that the family has, for a strength to turn on."""
   qdq = model.config.has_activation_quantization
-  return Mode(kv_bits=4, activations="qdq" if qdq else "int8")
+  return Mode(activations="qdq" if qdq else "int8")
 
 
 def neutral(model: Tiny, batch: int, time: int) -> Execution:
@@ -296,8 +296,10 @@ def neutral(model: Tiny, batch: int, time: int) -> Execution:
       mask=zeros(dtype=bool),
     ),
     delta=Delta(jnp.int32(0), jnp.int32(0), jnp.zeros((batch, *width), jnp.uint32)),
+    kv_bits=zeros() + 4,
     kv_strength=zeros(dtype=jnp.float32),
     activation_strength=zeros(dtype=jnp.float32),
+    softening=zeros(dtype=jnp.float32),
     expert_mask=jnp.ones((*shape, c.num_experts), bool),
   )
 

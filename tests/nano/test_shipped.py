@@ -12,7 +12,7 @@ import pytest
 from configs.nano import NANO
 from configs.prompts import BREADTH, DEPTH
 import moejax
-from moejax import checkpoints, data, inference, Mode, Taps
+from moejax import checkpoints, data, Execution, inference, Mode, Taps
 from moejax.models.families import config_from_hf
 from moejax.training import card as cards
 from moejax.training import effects
@@ -80,13 +80,17 @@ def test_texts_are_those_of_the_card(name):
   assert effects.continuations(load(name), prompts) == [printed[prompt] for prompt in prompts]
 
 
+def kv_cache(bits):
+  return Execution(kv_bits=np.int32(bits))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cache_of_few_bits_moves_routes(name):
   tokens = windows(name, "calibration", "en", num=8)
   clean, four, eight = (
-    inference.score(load(name), tokens, mode=Mode(kv_bits=bits), taps=Taps(ids=True))
-    for bits in (None, 4, 8)
+    inference.score(load(name), tokens, execution=kv_cache(bits), taps=Taps(ids=True))
+    for bits in (0, 4, 8)
   )
   flips = lambda run: (np.asarray(run.trace["ids"]) != clean.trace["ids"]).any(axis=-1).mean()
   assert 0.05 < flips(four) < 0.6
