@@ -13,6 +13,7 @@ import pathlib
 from absl import app, flags
 
 from configs import prompts as prompt_sets
+from experiments import study as base
 from experiments.reduction import (
   branch_sweep,
   certificate,
@@ -37,11 +38,11 @@ PROTOCOLS = {
 
 def main(_):
   values = flags.FLAGS
-  studies.share_programs()
+  base.share_programs()
   study = studies.Study(
     moejax.load(values.model),
     Mode(),
-    pathlib.Path(values.out),
+    pathlib.Path(values.out or "out/quickstart"),
     fork_layer=values.fork_layer,
     prompts=prompt_sets.DEPTH[:1],
     quiet=True,

@@ -33,7 +33,6 @@ from experiments.reduction import (
 )
 from moejax.report import paper_figures
 from moejax.report import reduction_tables as tables
-from moejax.report.files import atomic_path
 from moejax.report.schema import readme
 from moejax.report.tables import write_tsv
 
@@ -61,7 +60,7 @@ def run(study: studies.Study) -> list[str]:
   # What cannot be done is said before anything runs.
   mediation.check(study)
   propagation_trace.layers(study)
-  write_text(study, "README.md", readme("Tables of the reduction study", tables.TABLES.values()))
+  study.write_text("README.md", readme("Tables of the reduction study", tables.TABLES.values()))
   said, times = [], []
   for protocol in PROTOCOLS:
     start = time.monotonic()
@@ -75,14 +74,8 @@ def run(study: studies.Study) -> list[str]:
   total = sum(float(seconds) for _, seconds in times)
   said.append(f"{len(PROTOCOLS)} protocols in {total / 60:.1f} minutes, peak {peak:.2f} GiB")
   write_tsv(study.out / "timings.tsv", ("protocol", "seconds"), times)
-  write_text(study, "summary.txt", "\n".join([*said, paper_figures.NOTE]) + "\n")
+  study.write_text("summary.txt", "\n".join([*said, paper_figures.NOTE]) + "\n")
   return said
-
-
-def write_text(study: studies.Study, name: str, text: str) -> None:
-  """A whole text file in the folder of a study."""
-  with atomic_path(study.out / name) as path:
-    path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
