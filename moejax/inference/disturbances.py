@@ -5,7 +5,6 @@ same program at the setting that does nothing, the control of the route study; N
 no such setting.
 """
 
-from collections.abc import Sequence
 import dataclasses
 from typing import Protocol
 
@@ -16,7 +15,7 @@ import numpy as np
 from moejax import combine, numerics
 from moejax.inference.forward import LoadedModel
 from moejax.inference.routed import Condition
-from moejax.models import Execution, Mode
+from moejax.models import Execution, Mode, PackedFormat
 
 
 class Disturbance(Protocol):
@@ -64,6 +63,30 @@ class KvQuantization:
   def _at(self, mode: Mode, strength: float) -> Condition:
     bits, strength = np.int32(self.bits), np.float32(strength)
     return Condition(mode, Execution(kv_bits=bits, kv_strength=strength))
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedKv:
+  """A real cache of few bits, packed on write and dequantised on read; it has no idle setting.
+
+  Attributes:
+    bits, window, prefill: see `PackedFormat`.
+  """
+
+  bits: int = 4
+  window: int = 0
+  prefill: int = 64
+
+  @property
+  def name(self) -> str:
+    return f"int{self.bits}" + (f" window {self.window}" if self.window else "")
+
+  def condition(self, model, mode, rows, time):
+    packed = PackedFormat(self.bits, window=self.window, prefill=self.prefill)
+    return Condition(dataclasses.replace(mode, packed_kv=packed))
+
+  def idle(self, model, mode, rows, time):
+    return None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from moejax.inference.disturbances import Disturbance
 from moejax.inference.forward import LoadedModel
-from moejax.inference.routed import Condition, ROWS, Routed, run_routed, slice_rows
+from moejax.inference.routed import Condition, Routed, ROWS, run_routed, slice_rows
 from moejax.models import Mode
 from moejax.models.execution import DEFAULT
 

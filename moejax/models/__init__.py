@@ -1,7 +1,7 @@
 """Sparse MoE decoders as pure functions of parameters, tokens, state and execution."""
 
 from moejax.models.config import Config
-from moejax.models.execution import Delta, Execution, Mode, NATIVE, Pins, Taps
+from moejax.models.execution import Delta, Execution, Mode, NATIVE, PackedFormat, Pins, Taps
 from moejax.models.families import (
   config_from_hf,
   FAMILIES,

@@ -17,8 +17,8 @@ from moejax.models.state import KvCache
 _MASKED = np.float32(-np.inf)
 
 
-def attend(run: Run, q, cache: KvCache, *, divide_by_root: bool = False):
-  """q [B, T, H, C] over the cache → R(Σ p v), [B, T, H · C].
+def attend(run: Run, q, keys, values, *, divide_by_root: bool = False):
+  """q [B, T, H, C] over keys and values [B, Hkv, N, C] → R(Σ p v), [B, T, H · C].
 
   Scores, scaled scores and probabilities are rounded. Query head h reads key-value head
   h // (H / Hkv).
@@ -26,17 +26,17 @@ def attend(run: Run, q, cache: KvCache, *, divide_by_root: bool = False):
   Args:
     run: positions say how many entries a query sees.
     q: BF16 values, rotated.
-    cache: with the entries of this call written.
+    keys, values: one entry per position, those of this call among them.
     divide_by_root: scores are divided by √C instead of multiplied by C^-½ (DeepSeek-MoE).
   """
   ops = run.ops
   batch, time, heads, width = q.shape
-  kv_heads = cache.keys.shape[1]
+  kv_heads = keys.shape[1]
   group = heads // kv_heads
   rows = q.reshape(batch, time, kv_heads, group, width).transpose(0, 2, 1, 3, 4)
   rows = rows.reshape(batch, kv_heads, time * group, width)
   lengths = jnp.repeat(run.positions + 1, group, axis=1)[:, None]  # [B, 1, T · group]
-  scores = ops.round(ops.batched(rows, cache.keys, lengths, transposed=True))
+  scores = ops.round(ops.batched(rows, keys, lengths, transposed=True))
   if divide_by_root:
     scores = ops.divide(scores, np.float32(np.sqrt(width)))
   else:
@@ -44,7 +44,7 @@ def attend(run: Run, q, cache: KvCache, *, divide_by_root: bool = False):
   scores = ops.round(scores)
   seen = lax.broadcasted_iota(jnp.int32, scores.shape, 3) < lengths[..., None]
   probabilities = ops.round(ops.softmax(jnp.where(seen, scores, _MASKED)))
-  out = ops.round(ops.batched(probabilities, cache.values, lengths))
+  out = ops.round(ops.batched(probabilities, values, lengths))
   out = out.reshape(batch, kv_heads, time, group, width).transpose(0, 2, 1, 3, 4)
   return out.reshape(batch, time, heads * width)
 
@@ -95,6 +95,10 @@ class Attention(nn.Module):
   def __call__(self, run: Run, x, cache: KvCache, rope):
     q, k, v = self.project(run, x)
     q, k = rope_half(run, q, *rope), rope_half(run, k, *rope)
-    cache = cache.write(run, run.quantize_kv(k), run.quantize_kv(v))
-    out = attend(run, q, cache, divide_by_root=self.divide_by_root)
+    k, v = run.quantize_kv(k), run.quantize_kv(v)
+    cache, readings = cache.update(run, k, v)
+    out = None
+    for keys, values, seen in readings:
+      part = attend(run, q, keys, values, divide_by_root=self.divide_by_root)
+      out = part if out is None else jnp.where(seen[..., None], part, out)
     return self.linear(run, "o", out, self.config.hidden_size, bias=False), cache

@@ -16,6 +16,7 @@ from moejax import numerics
 from moejax.models.config import Config
 from moejax.models.indexing import quotient, remainder, take_rows
 from moejax.models.layers import projection_init, weight_rows
+from moejax.models.packed_cache import store
 from moejax.models.run import Run
 from moejax.models.sparse_state import CompressorState
 
@@ -171,7 +172,9 @@ class Compressor(nn.Module):
       new = lax.cond(windows.closed.any(), close, lambda _: jnp.zeros(out, jnp.float32), None)
       rows = jnp.arange(x.shape[0], dtype=jnp.int32)[:, None]
       at = jnp.where(windows.closed, windows.index, state.entries.shape[1])
-      entries = state.entries.at[rows, at].set(new.astype(state.entries.dtype), mode="drop")
+      new = new.astype(state.entries.dtype) if self.indexer else store(run.mode, new)
+      put = lambda held, new: held.at[rows, at].set(new, mode="drop")
+      entries = jax.tree.map(put, state.entries, new)
     else:
       entries = state.entries
     return state.advance(run, self.ratio, values, scores, entries)

@@ -18,6 +18,7 @@ from moejax.models.config import Config
 from moejax.models.execution import DEFAULT, Execution, Mode, NATIVE, NOTHING, Taps
 from moejax.models.model import Model
 from moejax.models.moe import combine_terms, Experts, route_trace
+from moejax.models.packed_cache import PackedKvCache
 from moejax.models.run import Run
 from moejax.models.state import KvCache, PersistentState
 from moejax.numerics import inverse_frequencies
@@ -104,10 +105,11 @@ class Decoder(Model):
   def close_block(self, mode: Mode, closing, output):
     return close_block(arithmetic(mode), closing, output)
 
-  def layer_state(self, layer: int, batch: int, length: int, dtype) -> KvCache:
-    c = self.config
-    empty = jnp.zeros((batch, c.num_kv_heads, length, c.head_dim), dtype)
-    return KvCache(empty, empty)
+  def layer_state(self, layer: int, batch: int, length: int, mode: Mode):
+    shape = (batch, self.config.num_kv_heads, length, self.config.head_dim)
+    if mode.packed_kv:
+      return PackedKvCache.empty(shape, mode)
+    return KvCache(*[jnp.zeros(shape, mode.dtype)] * 2)
 
   @nn.compact
   def __call__(

@@ -20,6 +20,7 @@ from moejax.models.execution import DEFAULT, Execution, Mode, NATIVE, NOTHING, T
 from moejax.models.hyper_connection import close, expand, HyperConnection, HyperHead
 from moejax.models.model import Model
 from moejax.models.moe import combine_terms, Experts, route_trace, transformers_contract
+from moejax.models.packed_cache import empty
 from moejax.models.run import Run
 from moejax.models.sparse_attention import SparseAttention
 from moejax.models.sparse_state import CompressorState, SparseCache
@@ -140,14 +141,21 @@ class DeepseekV4(Model):
   def close_block(self, mode: Mode, closing, output):
     return close(mode, closing, output)
 
-  def layer_state(self, layer: int, batch: int, length: int, dtype) -> SparseCache:
+  def layer_state(self, layer: int, batch: int, length: int, mode: Mode) -> SparseCache:
     c, ratio = self.config, self.config.ratios[layer]
     csa = c.kinds[layer] == CSA
-    make = lambda width: CompressorState.empty(batch, length, ratio, csa, width, dtype)
+    if mode.packed_kv and mode.packed_kv.window:
+      raise ValueError("mode: DeepSeek-V4 has a window of its own; packed_kv takes none.")
+
+    def make(width, entries):
+      rows = (batch, max(1, length // ratio), width)
+      return CompressorState.empty(entries(mode, rows), batch, ratio, csa, width)
+
+    plain = lambda mode, shape: jnp.zeros(shape, mode.dtype)
     return SparseCache(
-      window=jnp.zeros((batch, c.window, c.head_dim), dtype),
-      compressor=make(c.head_dim) if ratio else None,
-      indexer=make(c.index_dim) if csa else None,
+      window=empty(mode, (batch, c.window, c.head_dim)),
+      compressor=make(c.head_dim, empty) if ratio else None,
+      indexer=make(c.index_dim, plain) if csa else None,
       ratio=ratio,
     )
 

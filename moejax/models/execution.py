@@ -30,6 +30,35 @@ _FLOATS = ("kv_strength", "activation_strength", "softening")
 
 
 @dataclasses.dataclass(frozen=True)
+class PackedFormat:
+  """A cache that holds codes of few bits, quantised as tokens are written, read back as BF16.
+
+  Attributes:
+    bits: of a code, 2 to 4.
+    group: channels of one head and token that share a scale and a zero point; a head that has
+      fewer is one group.
+    window: 0: every token is read as its codes, by itself too. Otherwise the newest tokens are read
+      as they were, until so many have come together behind the prefill and are flushed; the prefill
+      is read exactly while it lasts. As a quantised cache of transformers, but flushed tokens are
+      not quantised again.
+    prefill: tokens of the prefill, for the times of flushes.
+  """
+
+  bits: int = 4
+  group: int = 64
+  window: int = 0
+  prefill: int = 0
+
+  def __post_init__(self):
+    if self.bits not in (2, 3, 4):
+      raise ValueError(f"a packed cache of {self.bits} bits: expected 2, 3 or 4.")
+    if self.group < 1 or self.window < 0 or self.prefill < 0:
+      raise ValueError(
+        "a packed cache needs a group of at least 1, and neither a negative window nor prefill."
+      )
+
+
+@dataclasses.dataclass(frozen=True)
 class Mode:
   """The static choices of a run, named in its record.
 
@@ -39,6 +68,7 @@ class Mode:
     rounding: where values are rounded to BF16: as the family's "reference" code does, as "hf"
       (transformers) does where that is another place, or nowhere ("float32", fast only).
     contract: the family's "native" expert contract, or that of transformers' "eager" experts.
+    packed_kv: the packed form of the KV cache, or None for BF16.
     activations: simulated quantisation of the inputs of linear layers: "none"; "qdq", DeepSeek's
       FP8 and FP4 (DeepSeek-V4 only); "int8", symmetric per token.
     router_dtype: dtype of the router logits; None is the family's own.
@@ -47,6 +77,7 @@ class Mode:
   arithmetic: str = "canonical"
   rounding: str = "reference"
   contract: str = "native"
+  packed_kv: PackedFormat | None = None
   activations: str = "none"
   router_dtype: str | None = None
 

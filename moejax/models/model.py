@@ -63,7 +63,7 @@ class Model(nn.Module):
     """
     raise NotImplementedError
 
-  def layer_state(self, layer: int, batch: int, length: int, dtype) -> Any:
+  def layer_state(self, layer: int, batch: int, length: int, mode: Mode) -> Any:
     """The empty cache of one layer."""
     raise NotImplementedError
 
@@ -72,7 +72,7 @@ class Model(nn.Module):
     if batch < 1 or length < 1:
       raise ValueError(f"init_state: batch and length must be at least 1, got {batch}, {length}.")
     layers = tuple(
-      self.layer_state(layer, batch, length, mode.dtype) for layer in range(self.config.num_layers)
+      self.layer_state(layer, batch, length, mode) for layer in range(self.config.num_layers)
     )
     return PersistentState(jnp.zeros(batch, jnp.int32), layers, length)
 

@@ -5,7 +5,10 @@ indexer score descending, then index; HCA: ascending). Ring rotation, padding an
 in a cache therefore cannot reach a sum.
 """
 
+import functools
+
 from flax import linen as nn
+import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
@@ -20,8 +23,10 @@ from moejax.models.compressor import (
 from moejax.models.deepseek_v4_config import DeepseekV4Config
 from moejax.models.indexing import quotient, take_rows
 from moejax.models.layers import projection_init
+from moejax.models.packed_cache import load, store
+from moejax.models.rings import overwrite
 from moejax.models.run import Run
-from moejax.models.sparse_state import overwrite, SparseCache, window_and_entries
+from moejax.models.sparse_state import SparseCache, window_and_entries
 
 _MASKED = np.float32(-np.inf)
 
@@ -167,16 +172,16 @@ class SparseAttention(nn.Module):
     kv = self.key_values(run, x, rope)
     chosen, num_entries, compressor, indexer = self.compressed(run, x, q_rank, cache, rope, rope_of)
     index, lengths = window_and_entries(run, cache.window, kv, num_entries, chosen)
-    new = kv.astype(cache.window.dtype)
+    new = store(run.mode, kv)
     source = [cache.window, new] if compressor is None else [cache.window, new, compressor.entries]
-    source = jnp.concatenate(source, axis=1)
+    source = jnp.concatenate([load(run.mode, part) for part in source], axis=1)
     sinks = self.param("sinks", nn.initializers.zeros, (c.num_heads,)).astype(jnp.float32)
     if run.mode.arithmetic == "fast":
       out = dense_attention(run, q, source, index, lengths, sinks)
     else:
       out = sink_attention(run, q, take_rows(source, index), lengths, sinks)
     out = self.project_out(run, rotate_tail(run, out, rope, inverse=True))
-    window = overwrite(run, cache.window, new)
+    window = jax.tree.map(functools.partial(overwrite, run), cache.window, new)
     return out, cache.replace(window=window, compressor=compressor, indexer=indexer)
 
   def linear(self, run: Run, name: str, x, width: int):

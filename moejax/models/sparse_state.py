@@ -9,24 +9,11 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from moejax.models.indexing import quotient, remainder, take, take_rows
+from moejax.models.indexing import quotient, remainder, take
+from moejax.models.packed_cache import stored_parts
+from moejax.models.rings import overwrite, take_new
 from moejax.models.run import Run
 from moejax.models.state import Part
-
-
-def overwrite(run: Run, rows, new):
-  """A ring of rows [B, R, F], row r for positions ≡ r mod R, with new [B, T, F] written in turn."""
-  size = rows.shape[1]
-  last = run.end[:, None] - 1
-  slot = jnp.arange(size, dtype=jnp.int32)[None]
-  position = last - remainder(last - slot + size, size)  # the newest of each slot
-  return jnp.where((position >= run.start[:, None])[..., None], take_new(run, new, position), rows)
-
-
-def take_new(run: Run, new, position):
-  """Rows of new [B, T, F] at absolute positions [B, n]; anything where there is none."""
-  at = jnp.clip(position - run.start[:, None], 0, new.shape[1] - 1)
-  return take_rows(new, at)
 
 
 @struct.dataclass
@@ -34,7 +21,7 @@ class CompressorState:
   """Of one compressor with ratio m.
 
   Attributes:
-    entries: [B, N / m, C], one per closed window.
+    entries: [B, N / m, C], one per closed window; an attention's packed where the mode says so.
     values, scores: float32 [B, m, C] (HCA), [B, 2m, 2C] (CSA: previous window, then current):
       the projections, and their pooling logits with the position bias inside; 0 and -inf at first.
   """
@@ -44,11 +31,12 @@ class CompressorState:
   scores: jax.Array
 
   @classmethod
-  def empty(cls, batch: int, length: int, ratio: int, overlap: bool, width: int, dtype):
+  def empty(cls, entries, batch: int, ratio: int, overlap: bool, width: int):
+    """With no window closed; entries as they are when empty."""
     series = 2 if overlap else 1
     shape = (batch, series * ratio, series * width)
     return cls(
-      entries=jnp.zeros((batch, max(1, length // ratio), width), dtype),
+      entries=entries,
       values=jnp.zeros(shape, jnp.float32),
       scores=jnp.full(shape, -jnp.inf, jnp.float32),
     )
@@ -63,7 +51,7 @@ class CompressorState:
 
   def parts(self, prefix: str, position, ratio: int) -> list[Part]:
     return [
-      Part(f"{prefix}.entries", self.entries, position // ratio),
+      *stored_parts(f"{prefix}.entries", self.entries, position // ratio),
       Part(f"{prefix}.values", self.values),
       Part(f"{prefix}.scores", self.scores),
     ]
@@ -89,7 +77,7 @@ class SparseCache:
   """Of one layer.
 
   Attributes:
-    window: [B, W, C], the ring of key-value vectors.
+    window: [B, W, C], the ring of key-value vectors, packed where the mode says so.
     compressor: None in a window-only layer.
     indexer: CSA layers only.
     ratio: m, or 0.
@@ -102,7 +90,7 @@ class SparseCache:
 
   def parts(self, position) -> list[Part]:
     """Window, compressed entries and compressor state, then the indexer's."""
-    out = [Part("window", self.window)]
+    out = stored_parts("window", self.window)
     for name in ("compressor", "indexer"):
       state = getattr(self, name)
       if state is not None:

@@ -1,8 +1,9 @@
 """Everything that survives a token, as one explicit pytree.
 
-A layer's state is a `KvCache`, or a `SparseCache` (`sparse_state`) for DeepSeek-V4. Arrays have a
-fixed size, the position says how much of them is in use; `export` cuts the rest off. What is in use
-is the content after token-by-token processing, whatever chunks the tokens came in.
+A layer's state is a `KvCache`, a `PackedKvCache` (`packed_cache`), or a `SparseCache`
+(`sparse_state`) for DeepSeek-V4. Arrays have a fixed size, the position says how much of them is in
+use; `export` cuts the rest off. What is in use is the content after token-by-token processing,
+whatever chunks the tokens came in.
 """
 
 import dataclasses
@@ -33,6 +34,19 @@ class Part:
   rows: jax.Array | None = None
 
 
+def write_rows(run: Run, held, new, at=None):
+  """held [B, H, N, F] with new [B, T, H, F] in it.
+
+  Args:
+    at: int32 [B, T], where; by default where the tokens of the call belong, padding nowhere. What
+      would be at N or beyond is dropped.
+  """
+  if at is None:
+    at = jnp.where(run.valid, run.positions, held.shape[2])
+  rows = jnp.arange(at.shape[0], dtype=jnp.int32)[:, None]
+  return held.at[rows, :, at].set(new.astype(held.dtype), mode="drop")
+
+
 @struct.dataclass
 class KvCache:
   """Keys and values as transformers stores them: after norm and rotation, before head repetition.
@@ -44,16 +58,15 @@ class KvCache:
   keys: jax.Array
   values: jax.Array
 
-  def write(self, run: Run, k, v) -> "KvCache":
-    """With the entries k, v [B, T, Hkv, C] of this call; padding is not written."""
-    length = self.keys.shape[2]
-    at = jnp.where(run.valid, run.positions, length)  # out of bounds is dropped
-    rows = jnp.arange(at.shape[0], dtype=jnp.int32)[:, None]
+  def update(self, run: Run, k, v):
+    """With the entries k, v [B, T, Hkv, C] of a call; padding is not written.
 
-    def put(cache, new):
-      return cache.at[rows, :, at].set(new.astype(cache.dtype), mode="drop")
-
-    return KvCache(put(self.keys, k), put(self.values, v))
+    Returns:
+      (cache, what the queries of the call read): triples of keys and values [B, Hkv, N, C] and a
+      mask bool [B, T]. Of several the last whose mask is true for a query is what it reads.
+    """
+    cache = KvCache(write_rows(run, self.keys, k), write_rows(run, self.values, v))
+    return cache, [(cache.keys, cache.values, run.valid)]
 
   def parts(self, position) -> list[Part]:
     return [Part("keys", self.keys, position), Part("values", self.values, position)]

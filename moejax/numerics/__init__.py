@@ -25,6 +25,15 @@ from moejax.numerics.formats import (
   unpack_fp4,
 )
 from moejax.numerics.library import KernelLibrary, native, StaleKernelsError
+from moejax.numerics.packed import (
+  dequantize_packed,
+  pack_codes,
+  Packed,
+  packed_nbytes,
+  quantize_packed,
+  quantize_with,
+  unpack_codes,
+)
 from moejax.numerics.quantize import fake_quantize, qdq_fp4, qdq_fp8
 from moejax.numerics.rope import inverse_frequencies, rope_tables, rotate_half, rotate_interleaved
 from moejax.numerics.rows import (

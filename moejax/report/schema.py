@@ -150,6 +150,16 @@ class Table:
     return rows
 
 
+def columns(text: str) -> tuple[Column, ...]:
+  """Columns from lines of "name kind what"; a kind with "?" is optional."""
+  parsed = []
+  for line in text.strip().split("\n"):
+    name, kind, what = line.split(maxsplit=2)
+    parsed.append(Column(name, kind.removesuffix("?"), what, kind.endswith("?")))
+    assert parsed[-1].kind in _TYPES, line
+  return tuple(parsed)
+
+
 def readme(title: str, tables: Iterable[Table]) -> str:
   """A description of tables and their columns, in Markdown."""
   lines = [f"# {title}", ""]

@@ -1,4 +1,4 @@
-"""The paper's figures: each once, each a figure, and consistent with one another."""
+"""The papers' figures: each once, each a figure, and consistent with one another."""
 
 from collections import Counter
 import re
@@ -9,19 +9,38 @@ from moejax.report import paper_figures, reduction_tables
 
 PROMPTS = ("why the sheep", "朋友昨天打来电话", "Morning light filled the room")
 SCHEMES = ("P32", "C", "A", "B")
+ROUTE_TABLES = (
+  *("four_run", "attribution", "detection", "probes", "policies", "smoothing"),
+  *("reference_fidelity", "flag_swap", "dose_sweep", "dose_summary", "weight_bound"),
+  *("real_kernel", "process_replication", "task_level", "tax", "disturbance_gain_summary"),
+  *("exchange_rate", "held_out"),
+)
 
 
-def number(table, row, column):
+def number(table, row, column, study="reduction"):
   """The value of a figure as a number, its thousands separators dropped."""
-  value = float(paper_figures.find(table, row, column).value.replace(",", ""))
+  value = float(paper_figures.find(table, row, column, study).value.replace(",", ""))
   return int(value) if value.is_integer() else value
 
 
-def test_keys_are_unique_and_each_row_is_found_by_its_own():
-  figures = paper_figures.figures()
-  assert len(figures) > 200
+def route(table, row, column):
+  return number(table, row, column, study="route")
+
+
+@pytest.mark.parametrize("study,least", [("reduction", 200), ("route", 150)])
+def test_keys_are_unique_and_each_row_is_found_by_its_own(study, least):
+  figures = paper_figures.figures(study)
+  assert len(figures) > least
   assert max(Counter(figure[:3] for figure in figures).values()) == 1
-  assert all(paper_figures.find(*figure[:3]) is figure for figure in figures)
+  assert all(paper_figures.find(*figure[:3], study) is figure for figure in figures)
+
+
+def test_the_first_study_is_the_default_and_another_is_refused():
+  assert paper_figures.figures() is paper_figures.figures("reduction")
+  assert paper_figures.NOTES["reduction"] is paper_figures.NOTE
+  for look_up in (paper_figures.figures, lambda study: paper_figures.find("x", "y", "z", study)):
+    with pytest.raises(ValueError, match=r"'reduction', 'route'\], got 'x'"):
+      look_up("x")
 
 
 def test_every_row_parses():
@@ -42,10 +61,22 @@ def test_every_row_parses():
   assert sets == [("router_set", "native"), ("router_set", "branch")]
 
 
+def test_every_row_of_the_route_study_parses():
+  plain = re.compile(r"-?(\d{1,3}(,\d{3})+|\d+(\.\d+)?)")
+  row = re.compile(r"all|(olmoe|qwen15|qwen3|deepseek)(/[a-z0-9_. ]+){0,3}")
+  where = re.compile(r"(section [1-8]|appendix A|table [1-8])(, [^,]+)*")
+  for figure in paper_figures.figures("route"):
+    assert all(cell == cell.strip() for cell in figure)
+    assert plain.fullmatch(figure.value) and figure.denominator in ("", "3", "4"), figure
+    assert row.fullmatch(figure.row) and where.fullmatch(figure.where), figure
+    assert re.fullmatch(r"[a-z0-9_]+", figure.column), figure
+
+
 def test_tables_are_ours():
   named = {figure.table for figure in paper_figures.figures()}
   assert named <= set(reduction_tables.TABLES)
   assert {"native_replay", "kv_equivalence_summary", "replay_pairs"} <= named
+  assert {figure.table for figure in paper_figures.figures("route")} == set(ROUTE_TABLES)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +130,50 @@ def test_figures_as_the_paper_prints_them(table, row, column, text):
   assert paper_figures.beside(table, row, column) == text
 
 
+@pytest.mark.parametrize(
+  "table,row,column,text",
+  [
+    ("four_run", "olmoe/kv4", "decode_tokens", "18,432"),
+    ("four_run", "olmoe/kv4", "rmf", "0.31"),
+    ("four_run", "olmoe/kv4", "rmf_low", "0.20"),
+    ("four_run", "olmoe/kv4", "rmf_high", "0.41"),
+    ("four_run", "olmoe/kv4/rerun", "rmf", "0.231"),
+    ("four_run", "qwen15/kv4", "rmf", "0.290"),
+    ("attribution", "olmoe/kv4/jump", "share", "0.45"),
+    ("attribution", "olmoe/kv4/pure_flux", "share", "0.002"),
+    ("detection", "olmoe/kv4/flip", "auc", "0.772"),
+    ("detection", "olmoe/kv4/harm", "auc", "0.490"),
+    ("detection", "olmoe/kv4/benefit", "auc", "0.499"),
+    ("probes", "olmoe/kv4", "flips", "2,553"),
+    ("probes", "olmoe/kv4/cross_layer_trees", "auc_high", "0.527"),
+    ("policies", "olmoe/kv4/oracle", "minus_random_low", "-0.018"),
+    ("policies", "deepseek/kv4/margin", "minus_random", "-0.018"),
+    ("smoothing", "olmoe/kv4/beneficial", "delta", "-0.047"),
+    ("reference_fidelity", "olmoe/kv4/prefix", "of_routed", "0.231"),
+    ("reference_fidelity", "qwen3/kv4/prefix", "of_total", "0.038"),
+    ("reference_fidelity", "qwen3/kv4/full", "of_total_high", "0.574"),
+    ("flag_swap", "all", "controls_met", "4/4"),
+    ("flag_swap", "qwen3/kv4/forced", "full_recovery", "0.596"),
+    ("dose_sweep", "olmoe/11.7x", "rmf", "0.54"),
+    ("dose_summary", "olmoe/kv4", "decline", "0.0339"),
+    ("weight_bound", "olmoe/w4 and w3", "rmf_max", "0.123"),
+    ("real_kernel", "olmoe/int4", "rmf_low", "-0.111"),
+    ("process_replication", "olmoe/kv4/rmf", "icc", "1.0"),
+    ("task_level", "olmoe/kv4/arc_easy", "cancellation", "0.966"),
+    ("tax", "deepseek/kv4", "cancellation", "0.902"),
+    ("disturbance_gain_summary", "olmoe/kv4", "gain_product", "56.7"),
+    ("disturbance_gain_summary", "qwen15/kv4", "shared_share", "0.106"),
+    ("exchange_rate", "olmoe/kv4/routes", "ratio", "28.7"),
+    ("held_out", "olmoe/kv4", "met", "2/3"),
+    ("held_out", "olmoe/kv4", "oracle_high", "0.0082"),
+    ("four_run", "olmoe/kv4", "interaction", ""),
+    ("basin_counts", "A", "texts", ""),
+  ],
+)
+def test_figures_of_the_route_study_as_the_paper_prints_them(table, row, column, text):
+  assert paper_figures.beside(table, row, column, study="route") == text
+
+
 def test_what_the_paper_does_not_have_is_nothing():
   assert paper_figures.find("basin_counts", "A", "texts") is not None
   for key in [("basin_counts", "A", "x"), ("basin_counts", "D", "texts"), ("x", "A", "texts")]:
@@ -106,8 +181,10 @@ def test_what_the_paper_does_not_have_is_nothing():
   assert paper_figures.beside("basin_counts", "C", "texts") == ""
 
 
-def test_the_note_names_the_other_model():
+def test_the_notes_name_the_other_models():
   assert "DeepSeek-V4-Flash" in paper_figures.NOTE and "Colibri" in paper_figures.NOTE
+  for model in ("OLMoE-1B-7B", "Qwen1.5-MoE-A2.7B", "Qwen3-30B-A3B", "DeepSeek-MoE-16B"):
+    assert model in paper_figures.NOTES["route"]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -238,3 +315,95 @@ def test_structural_classes_halve_the_orders_of_b_only():
   for scheme in "AB":
     same = {count(scheme, c) for c in ("classes", "outputs", "states", "states_unlike_native")}
     assert len(same) == 1 and count(scheme, "texts") < same.pop()
+
+
+def test_intervals_have_both_ends_and_hold_their_value():
+  figures = {
+    figure[:3]: float(figure.value.replace(",", "")) for figure in paper_figures.figures("route")
+  }
+  ends = {
+    end: {(t, r, c[: -len(end)]) for t, r, c in figures if c.endswith(end)}
+    for end in ("_low", "_high")
+  }
+  assert ends["_low"] == ends["_high"] and len(ends["_low"]) > 20
+  for table, row, name in ends["_low"]:
+    low, high = (figures[table, row, name + end] for end in ("_low", "_high"))
+    assert low < figures.get((table, row, name), (low + high) / 2) < high, (table, row, name)
+
+
+def test_the_two_path_rerun_lies_in_the_headline_interval():
+  rerun = lambda column: route("four_run", "olmoe/kv4/rerun", column)
+  headline = lambda column: route("four_run", "olmoe/kv4", column)
+  assert rerun("rmf") == round(rerun("route_forward") / rerun("excess_total"), 3)
+  assert headline("rmf_low") < rerun("rmf") < headline("rmf_high")
+  assert headline("excess_total") == rerun("excess_total")
+  assert headline("route_forward") == pytest.approx(rerun("route_forward"), abs=0.0005)
+  assert headline("decode_tokens") == headline("sequences") * (256 - headline("prefill_tokens"))
+
+
+def test_masks_partition_the_signed_sum():
+  share = lambda mask: route("attribution", f"olmoe/kv4/{mask}", "share")
+  assert share("jump") + share("nonlocal") == 1  # to the digits printed
+  assert share("set_change") + share("pure_flux") == 1
+
+
+def test_the_benefit_auc_is_a_mixture():
+  find = lambda part, column: route("detection", f"olmoe/kv4/benefit{part}", column)
+  groups = ("/no_flip", "/harmless_flip")
+  assert sum(find(group, "weight") for group in groups) == 1
+  mixture = sum(find(group, "weight") * find(group, "auc") for group in groups)
+  assert round(mixture, 3) == find("", "auc")
+
+
+def test_probes_lie_in_the_band_and_cover_chance():
+  band = route("probes", "all", "band")
+  aucs = [f for f in paper_figures.figures("route") if f.table == "probes" and f.column == "auc"]
+  assert len(aucs) == 4
+  for figure in aucs:
+    assert abs(float(figure.value) - 0.5) <= band
+  for kind in ("logistic", "trees"):
+    ends = [route("probes", f"olmoe/kv4/cross_layer_{kind}", f"auc_{e}") for e in ("low", "high")]
+    assert ends[0] < 0.5 < ends[1]
+
+
+def test_doses_rise_while_the_fraction_peaks():
+  sweep = lambda row, column: route("dose_sweep", f"olmoe/{row}", column)
+  summary = lambda column: route("dose_summary", "olmoe/kv4", column)
+  doses = [sweep(row, "dose") for row in ("1x", "5.4x", "11.7x")]
+  fractions = [sweep(row, "rmf") for row in ("1x", "5.4x", "11.7x")]
+  assert doses == sorted(doses) and max(fractions) == fractions[1] == summary("peak_rmf")
+  assert doses[1] == summary("peak_dose")
+  assert fractions[1] - fractions[2] == pytest.approx(summary("decline"), abs=0.01)
+  for end, factor in (("min", 0.8), ("max", 1.2)):
+    matched = factor * sweep("1x", "excess_total")
+    assert sweep("1x", f"matched_{end}") == pytest.approx(matched, abs=1e-4)
+  kernel = [route("real_kernel", f"olmoe/int{bits}", "rmf") for bits in (4, 3, 2)]
+  assert kernel == sorted(kernel, reverse=True)
+
+
+def test_the_same_quantity_is_the_same_in_two_tables():
+  anchor, dose = ("four_run", "olmoe/kv4"), ("dose_sweep", "olmoe/1x")
+  for column in ("rmf", "excess_total"):
+    assert route(*anchor, column) == route(*dose, column)
+  full, native = ("reference_fidelity", "qwen3/kv4/full"), ("flag_swap", "qwen3/kv4/native")
+  assert route(*full, "of_total") == route(*native, "full_recovery")
+  replicated = lambda column: route("process_replication", "olmoe/kv4/rmf", column)
+  assert replicated("low") < replicated("mean") < replicated("high")
+  assert round(replicated("mean"), 2) == route(*anchor, "rmf")
+
+
+def test_the_held_out_miss_is_what_lies_over_the_bar():
+  find = lambda column: route("held_out", "olmoe/kv4", column)
+  over = find("oracle_high") - find("oracle_bound")
+  assert find("oracle_missed_by") == pytest.approx(over, abs=1e-9)
+  smaller = min(find("tax_harmful"), -find("tax_beneficial"))
+  assert find("tax_net") < find("tax_bound") * smaller
+  assert find("rmf_low") < route("four_run", "olmoe/kv4", "rmf_high")
+
+
+def test_two_ratios_do_not_follow_from_the_rounded_figures_beside_them():
+  rate = lambda arm, column: route("exchange_rate", f"olmoe/kv4/{arm}", column)
+  routes, precision = (rate(x, "recovery") / rate(x, "bytes") for x in ("routes", "precision"))
+  assert round(routes / precision, 1) == 28.6 != rate("routes", "ratio")
+  tax = lambda column: route("tax", "deepseek/kv4", column)
+  assert round(-tax("beneficial") / tax("harmful"), 3) == 0.893 != tax("cancellation")
