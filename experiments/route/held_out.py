@@ -26,7 +26,7 @@ ORACLE_BOUND, ORACLE_DOSE = 0.008, 0.0757  # nats; scaled by the dose
 _FORCE = flags.DEFINE_boolean("force", False, "Reads again, which stays marked.")
 
 
-def run(study: studies.Study) -> list[str]:
+def run(study: studies.Study, force: bool = False) -> list[str]:
   """Reads the split, writes the table; returns what to say."""
   found = tables.FOUR_RUN.read(study.out)
   (discovery,) = (row for row in found if row["disturbance"] == study.disturbance.name)
@@ -42,7 +42,7 @@ def run(study: studies.Study) -> list[str]:
     {name: discovery[name] for name in ("rmf", "rmf_low", "rmf_high", "excess_total")},
   )
   read = lambda: studies.read_text(files, "held_out")
-  text, reading = open_once(study.out, protocol, sha256, read, force=_FORCE.value)
+  text, reading = open_once(study.out, protocol, sha256, read, force=force)
   row = measure(dataclasses.replace(study, text=text))
   row |= dict(
     reading=reading.number,
@@ -109,4 +109,4 @@ def measure(study: studies.Study) -> dict:
 
 
 if __name__ == "__main__":
-  studies.main(run)
+  studies.main(lambda study: run(study, _FORCE.value))

@@ -27,9 +27,9 @@ TAU = 0.1  # quantile of clean margins
 _PREDICTOR = flags.DEFINE_string("predictor", None, "module:function, a policy of your own.")
 
 
-def run(study: studies.Study) -> list[str]:
-  """Writes both tables; returns what to say."""
-  chosen = masks(study)
+def run(study: studies.Study, predictor: str | None = None) -> list[str]:
+  """Writes both tables, a predictor of the user's among the policies; returns what to say."""
+  chosen = masks(study, predictor)
   losses = {
     name: run_mask(study, mask) for name, mask in study.progress(chosen.items(), "policies")
   }
@@ -42,7 +42,7 @@ def run(study: studies.Study) -> list[str]:
   ]
 
 
-def masks(study: studies.Study) -> dict[str, np.ndarray]:
+def masks(study: studies.Study, predictor: str | None) -> dict[str, np.ndarray]:
   """bool [B, N] of each policy, equally many tokens in each sequence."""
   four = study.four
   any_flip = four.flips()[study.routers].any(axis=0)
@@ -53,8 +53,8 @@ def masks(study: studies.Study) -> dict[str, np.ndarray]:
   for number in range(SEEDS):
     found[f"random {number}"] = highest(rng.random(shape), counts)
   found["margin"] = highest(-four.qf.margins[study.routers[-1]], counts)
-  if _PREDICTOR.value:
-    found[_PREDICTOR.value] = highest(predicted(study, _PREDICTOR.value), counts)
+  if predictor:
+    found[predictor] = highest(predicted(study, predictor), counts)
   return found
 
 
@@ -66,12 +66,12 @@ def predicted(study: studies.Study, name: str) -> np.ndarray:
   """
   try:
     module, function = name.split(":")
-    predictor = getattr(importlib.import_module(module), function)
+    score = getattr(importlib.import_module(module), function)
   except (ValueError, ImportError, AttributeError) as error:
     raise ValueError(f"--predictor={name}: expected module:function ({error}).") from None
   known = features(study)["cross_layer"]
   flat = known.reshape(-1, known.shape[-1])
-  scores = np.asarray(predictor(flat))
+  scores = np.asarray(score(flat))
   if scores.shape != (len(flat),):
     raise ValueError(f"--predictor={name} gave {scores.shape}, expected {(len(flat),)}.")
   return scores.reshape(known.shape[:2])
@@ -156,4 +156,4 @@ def smoothing_rows(study: studies.Study) -> list[dict]:
 
 
 if __name__ == "__main__":
-  studies.main(run)
+  studies.main(lambda study: run(study, _PREDICTOR.value))

@@ -52,7 +52,7 @@ def evidence_rows(claims: Sequence[Claim], rows_by_table: Mapping[str, Sequence[
   Args:
     claims: with different ids.
     rows_by_table: name → rows, as `Table.read` returns them. Those that claims rest on have the
-      columns split, sequences and tokens, and may have interpretable.
+      columns split, sequences and tokens.
 
   Returns:
     Rows of claim, grade, statement, table, split, sequences, tokens, value, low, high and

@@ -347,11 +347,8 @@ def find_row(
 
 
 def is_interpretable(row: Row, columns: Sequence[str]) -> bool:
-  """Whether a row is not marked otherwise (column `interpretable`) and has numbers in `columns`."""
-  marked = row.get("interpretable", True)
-  return bool(marked) and all(
-    row[name] is not None and not math.isnan(row[name]) for name in columns
-  )
+  """Whether a row has numbers in `columns`; a ratio that is none has no value there."""
+  return all(row[name] is not None and not math.isnan(row[name]) for name in columns)
 
 
 def evaluate(
@@ -359,7 +356,7 @@ def evaluate(
 ) -> list[Verdict]:
   """Settles predictions, those of `load` or the endpoints of a held-out protocol, in their order.
 
-  Where the row is missing, is marked as not interpretable or lacks a number, so is the verdict.
+  Where the row is missing or lacks a number, the verdict is that it is not interpretable.
 
   Raises:
     ValueError: a column is missing, or several rows match one prediction.
@@ -381,7 +378,6 @@ def _verdict(prediction: Prediction, rows_by_table: Mapping[str, Sequence[Row]])
     measured = ", ".join(f"{name} {_text(row[name])}" for name in prediction.reads)
     if not is_interpretable(row, prediction.reads):
       status = NOT_INTERPRETABLE
-      measured += "" if row.get("interpretable", True) else " (marked as not interpretable)"
     else:
       status = MET if prediction.holds(row) else MISSED
   return Verdict(

@@ -15,7 +15,7 @@ def claim(**more):
 
 def row(**more):
   values = dict(bits=4, split="calibration", sequences=96, tokens=18432)
-  return values | dict(rmf=0.31, rmf_low=0.2, rmf_high=0.41, interpretable=True) | more
+  return values | dict(rmf=0.31, rmf_low=0.2, rmf_high=0.41) | more
 
 
 def matrix(*rows, **more):
@@ -55,7 +55,6 @@ def test_a_claim_without_an_interval_has_none():
 @pytest.mark.parametrize(
   "values,measured",
   [
-    (dict(interpretable=False), "0.31 [0.2, 0.41]"),
     (dict(rmf=None), "none [0.2, 0.41]"),
     (dict(rmf_low=None, rmf_high=None), "0.31"),
     (dict(rmf_high=float("nan")), "0.31 [0.2, nan]"),
@@ -68,11 +67,6 @@ def test_a_claim_that_cannot_be_read_is_listed_in_both(values, measured):
   (listed,) = ledger_rows([], found)
   assert (listed["id"], listed["status"]) == ("C1", "NOT INTERPRETABLE")
   assert listed["measured"] == measured
-
-
-def test_a_table_without_marks_is_interpretable():
-  (found,) = matrix({name: x for name, x in row().items() if name != "interpretable"})
-  assert found["interpretable"] is True
 
 
 @pytest.mark.parametrize(

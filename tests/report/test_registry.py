@@ -22,7 +22,6 @@ TABLE = Table(
     Column("rmf_high", "float", "of its interval", optional=True),
     Column("harm", "float", "nats"),
     Column("benefit", "float", "nats"),
-    Column("interpretable", "bool", "whether"),
   ),
 )
 
@@ -46,7 +45,7 @@ def prediction(**more):
 
 def row(**more):
   values = dict(bits=4, split="calibration", rmf=0.31, rmf_low=0.2, rmf_high=0.41)
-  return values | dict(harm=0.042, benefit=-0.049, interpretable=True) | more
+  return values | dict(harm=0.042, benefit=-0.049) | more
 
 
 def settle(row_values, **more):
@@ -119,7 +118,6 @@ def test_a_bound_may_be_a_column_and_is_shown():
 @pytest.mark.parametrize(
   "values,measured",
   [
-    (dict(interpretable=False), "rmf 0.31 (marked as not interpretable)"),
     (dict(rmf=None), "rmf none"),
     (dict(rmf=float("nan")), "rmf nan"),
     (dict(split="held_out"), "no such row in rmf"),
