@@ -3,8 +3,9 @@
     python -m experiments.quickstart --out=out/quickstart
 
 On a model in DeepSeek-V4's architecture that comes with the package: all 720 orders under A and all
-360 classes under B of one sum, their texts, both state substitutions and the certificate. The rows
-are those of `experiments.reduction`. Under two minutes on two cores.
+360 classes under B of one sum, their texts, both state substitutions and the certificate; and the
+four runs of a 4-bit KV cache on 24 windows of text. The rows are those of `experiments.reduction`
+and `experiments.route`. Under two minutes on two cores.
 """
 
 import dataclasses
@@ -23,9 +24,11 @@ from experiments.reduction import (
 from experiments.reduction import (
   study as studies,
 )
+from experiments.route import four_run
+from experiments.route import study as route_studies
 import moejax
 from moejax.models import Mode
-from moejax.report import paper_figures
+from moejax.report import paper_figures, route_tables
 from moejax.report import reduction_tables as tables
 
 PROTOCOLS = {
@@ -34,36 +37,39 @@ PROTOCOLS = {
   "persistent state, substituted": kv_equivalence,
   "order-invariance certificate": certificate,
 }
+FOUR_RUNS = "four runs of a 4-bit cache"
+SEQUENCES = 24
 
 
 def main(_):
   values = flags.FLAGS
   base.share_programs()
-  study = studies.Study(
-    moejax.load(values.model),
-    Mode(),
-    pathlib.Path(values.out or "out/quickstart"),
-    fork_layer=values.fork_layer,
-    prompts=prompt_sets.DEPTH[:1],
-    quiet=True,
+  common = moejax.load(values.model), Mode()
+  out = pathlib.Path(values.out or "out/quickstart")
+  reduction = studies.Study(
+    *common, out, fork_layer=values.fork_layer, prompts=prompt_sets.DEPTH[:1], quiet=True
   )
-  run(study)
+  text = route_studies.read_text(None, "calibration")
+  run(
+    reduction,
+    route_studies.Study(*common, out / "route", text=text, num_sequences=SEQUENCES, quiet=True),
+  )
 
 
-def run(study: studies.Study) -> None:
+def run(study: studies.Study, route: route_studies.Study) -> None:
   """Runs the protocols with a bar, then prints one screen."""
-  for protocol in study_bar(study):
-    PROTOCOLS[protocol].run(study)
-  print("\n".join(summary(study)))
-
-
-def study_bar(study: studies.Study):
-  """The names of the protocols, on a progress bar."""
   study.claim()
-  return dataclasses.replace(study, quiet=False).progress(PROTOCOLS, "quickstart")
+  route.claim()
+  names = (*PROTOCOLS, FOUR_RUNS)
+  for name in dataclasses.replace(study, quiet=False).progress(names, "quickstart"):
+    if name == FOUR_RUNS:
+      four_run.write(route, [route.disturbance])
+    else:
+      PROTOCOLS[name].run(study)
+  print("\n".join(summary(study, route)))
 
 
-def summary(study: studies.Study) -> list[str]:
+def summary(study: studies.Study, route: route_studies.Study) -> list[str]:
   """What was found, what it means, and what it does not; from the tables."""
   counts = {(row["scheme"], row["horizon"]): row for row in tables.BASIN_COUNTS.read(study.out)}
   horizons = sorted({horizon for _, horizon in counts})
@@ -100,6 +106,17 @@ def summary(study: studies.Study) -> list[str]:
       f"  {scheme}: {row['certified'] / row['elements']:.2%} of elements proved to be the same in "
       f"every order; {row['false_proofs']} proofs refuted"
     )
+  (row,) = route_tables.FOUR_RUN.read(route.out)
+  share = "is NOT INTERPRETABLE: the excess does not exclude zero"
+  if row["interpretable"]:
+    share = f"{row['rmf']:.2f} [{row['rmf_low']:.2f}, {row['rmf_high']:.2f}]"
+  lines += [
+    f"  A 4-bit KV cache on {row['sequences']} windows of text: "
+    f"{row['excess_total']:+.4f} nats per token [{row['excess_total_low']:.4f}, "
+    f"{row['excess_total_high']:.4f}],",
+    f"     routes changed for {row['flip_rate']:.0%} of tokens; the share of the damage that goes "
+    f"through routing (RMF) {share}",
+  ]
   return [
     *lines,
     "",
@@ -109,7 +126,8 @@ def summary(study: studies.Study) -> list[str]:
     "What it does not mean: how often this happens in a deployment, or how much elsewhere.",
     paper_figures.NOTE,
     "",
-    f"Tables and figures: {study.out}/ (whole study: python -m experiments.reduction.run_all)",
+    f"Tables and figures: {study.out}/ (whole studies: python -m experiments.reduction.run_all",
+    "and python -m experiments.route.run_all)",
   ]
 
 

@@ -41,13 +41,19 @@ def disturbances(study: studies.Study) -> list:
 
 def run(study: studies.Study) -> list[str]:
   """Writes table and figures; returns what to say."""
+  rows = write(study, disturbances(study))
+  return [f"four runs, {row['disturbance']}: {describe(row)}" for row in rows]
+
+
+def write(study: studies.Study, chosen: list) -> list[dict]:
+  """The rows of disturbances, the primary one first; written and drawn."""
   rows = []
-  for disturbance in study.progress(disturbances(study), "four runs"):
+  for disturbance in study.progress(chosen, "four runs"):
     row, _ = study.contrasts(disturbance)
     rows.append(row | dict(paper=paper(study, disturbance)))
   study.write(tables.FOUR_RUN, rows, "four_run")
   draw(study, rows)
-  return [f"four runs, {row['disturbance']}: {describe(row)}" for row in rows]
+  return rows
 
 
 def paper(study: studies.Study, disturbance) -> str:

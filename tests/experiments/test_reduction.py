@@ -35,9 +35,11 @@ from experiments.reduction import (
   study as studies,
 )
 from experiments.reduction.single_run import run_alone
+from experiments.route import study as route_studies
 import moejax
 from moejax.models import Mode
 from moejax.report import reduction_tables as tables
+from moejax.report import route_tables
 from tests.experiments import tiny_model
 from tests.oracles import assert_same_bits
 
@@ -57,13 +59,29 @@ def study(family: str, name: str, **more) -> studies.Study:
 def quick() -> studies.Study:
   """The quickstart of a tiny OLMoE."""
   made = study("olmoe", "quick", prompts=PROMPTS[:1])
-  quickstart.run(made)
+  quickstart.run(made, route())
   return made
+
+
+@functools.cache
+def route() -> route_studies.Study:
+  """The quickstart's other half, on less text."""
+  made = study("olmoe", "quick")
+  return route_studies.Study(
+    made.model,
+    Mode(),
+    made.out / "route",
+    text=route_studies.read_text(None, "calibration"),
+    num_sequences=4,
+    length=40,
+    prefill=12,
+    quiet=True,
+  )
 
 
 def test_the_quickstart_says_what_its_tables_say(capsys):
   made = quick()
-  text = "\n".join(quickstart.summary(made))
+  text = "\n".join(quickstart.summary(made, route()))
   counts = tables.BASIN_COUNTS.read(made.out)
   assert {(row["scheme"], row["horizon"]) for row in counts} == {
     (scheme, horizon) for scheme in "AB" for horizon in (8, 16, 32, 64)
@@ -73,6 +91,9 @@ def test_the_quickstart_says_what_its_tables_say(capsys):
     assert (row["orders"], row["classes"]) == {"A": (24, 24), "B": (24, 12)}[row["scheme"]]
   assert "is another one" in text.replace("\n", " ")
   assert (made.out / "figures" / "basins.svg").is_file()
+  (row,) = route_tables.FOUR_RUN.read(route().out)
+  assert f"{row['excess_total']:+.4f} nats per token" in text
+  assert row["control"] == 0 and (route().out / "causal_graph.svg").is_file()
 
 
 @pytest.mark.parametrize("check", [audit.basins, audit.mhc, audit.kv, audit.certificate])
