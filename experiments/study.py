@@ -101,13 +101,17 @@ class Study:
     return tqdm(items, desc=what, disable=self.quiet, file=sys.stderr, dynamic_ncols=True)
 
 
-def from_flags(name: str, seed: int) -> dict[str, Any]:
-  """Arguments of a `Study` as the common flags have them, with a study's own defaults."""
+def from_flags(name: str, seed: int, model: str | None = None) -> dict[str, Any]:
+  """Arguments of a `Study` as the common flags have them, with a study's own defaults.
+
+  A model that is named here instead of by the flag has a folder of its own within --out.
+  """
   share_programs()
+  out = pathlib.Path(_OUT.value or f"out/{name}")
   return dict(
-    model=moejax.load(_MODEL.value),
+    model=moejax.load(model or _MODEL.value),
     mode=Mode(contract=_CONTRACT.value),
-    out=pathlib.Path(_OUT.value or f"out/{name}"),
+    out=out / model if model else out,
     seed=seed if _SEED.value is None else _SEED.value,
     resume=_RESUME.value,
   )

@@ -74,8 +74,10 @@ def contrasts(four: FourRun, routers: Sequence[int], seed: int) -> Row:
 
 
 def describe(row: Row) -> str:
-  """RMF of a row, or that there is none."""
+  """RMF of a row, or that there is none and what it would take."""
   excess = f"excess {row['excess_total']:.4f} nats"
   if not row["interpretable"]:
-    return f"{excess}, RMF NOT INTERPRETABLE"
+    needed = row["sequences_needed"]
+    power = "" if needed is None else f" (an excess of that size needs {needed} sequences)"
+    return f"{excess}, RMF NOT INTERPRETABLE{power}"
   return f"{excess}, RMF {row['rmf']:.2f} [{row['rmf_low']:.2f}, {row['rmf_high']:.2f}]"

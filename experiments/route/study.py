@@ -216,11 +216,11 @@ def slim(four: FourRun) -> FourRun:
   return dataclasses.replace(four, qp=qp, ct=ct, qf=drop(four.qf))
 
 
-def from_flags() -> Study:
-  """The study that the flags describe, its folder claimed."""
+def from_flags(model: str | None = None) -> Study:
+  """The study that the flags describe, of a named model instead if there is one; folder claimed."""
   files = _DATA.value
   study = Study(
-    **base.from_flags("route", SEED),
+    **base.from_flags("route", SEED, model),
     text=read_text(files, "calibration"),
     files=tuple(files) if files else None,
     questions=_QUESTIONS.value,
