@@ -3,8 +3,8 @@
     python -m experiments.route.four_run --model=olmoe-nano --out=out/route
 
 KV quantisation, weights, activations and other reduction contracts under one apparatus:
-four_run.tsv, the causal graph of the primary disturbance, and headline.svg. Two minutes for a nano
-model.
+four_run.tsv, the causal graph of the primary disturbance with its tokens in four_run.npz, and
+headline.svg. Two minutes for a nano model.
 """
 
 import numpy as np
@@ -22,6 +22,7 @@ from moejax.inference import (
 )
 from moejax.report import route_figures
 from moejax.report import route_tables as tables
+from moejax.report.files import atomic_path
 
 TABLES = (tables.FOUR_RUN,)
 SCHEMES = (combine.A, combine.B, combine.P32)
@@ -52,8 +53,17 @@ def write(study: studies.Study, chosen: list) -> list[dict]:
     row, _ = study.contrasts(disturbance)
     rows.append(row | dict(paper=paper(study, disturbance)))
   study.write(tables.FOUR_RUN, rows, "four_run")
+  keep_tokens(study)
   draw(study, rows)
   return rows
+
+
+def keep_tokens(study: studies.Study) -> None:
+  """The primary disturbance token by token: losses [B, N], flips [L, B, N], tokens [B, length]."""
+  four = study.four
+  losses = {f"nll_{name}": getattr(four, name).nll for name in ("cc", "qp", "qf", "ct")}
+  with atomic_path(study.out / "four_run.npz") as path, open(path, "wb") as file:
+    np.savez_compressed(file, tokens=study.tokens, flips=four.flips(), **losses)
 
 
 def paper(study: studies.Study, disturbance) -> str:

@@ -94,6 +94,10 @@ def test_the_quickstart_says_what_its_tables_say(capsys):
   (row,) = route_tables.FOUR_RUN.read(route().out)
   assert f"{row['excess_total']:+.4f} nats per token" in text
   assert row["control"] == 0 and (route().out / "causal_graph.svg").is_file()
+  with np.load(route().out / "four_run.npz") as kept:
+    excess = (kept["nll_qf"].astype(np.float64) - kept["nll_cc"]).mean()
+    assert excess == pytest.approx(row["excess_total"], rel=1e-12)
+    assert kept["flips"].shape[1:] == kept["nll_qf"].shape
 
 
 @pytest.mark.parametrize("check", [audit.basins, audit.mhc, audit.kv, audit.certificate])

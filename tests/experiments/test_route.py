@@ -368,10 +368,8 @@ def test_every_prediction_and_claim_reads_tables_that_exist():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", tiny.FIELDS)
+@pytest.mark.parametrize("family", sorted(set(tiny.FAMILIES) - {"mixtral"}))
 def test_the_whole_study(family):
-  if family == "mixtral":
-    pytest.skip("not a family of the studies")
   made = study(family, f"whole-{family}")
   said = run_all.run(made)
   assert sum(any(word in line for word in ("MET ", "MISSED", "NOT INTERP")) for line in said) >= 12
