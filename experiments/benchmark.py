@@ -14,6 +14,7 @@ does not favour one of them. PyTorch and a C compiler take part where they are i
     compile  seconds to compile one program of each family
     loading  peak memory of loading a 2 GB checkpoint
     sweep    360 branches of dsv4-nano, 64 tokens each, against transformers; five minutes more
+    route    the four runs of a 4-bit KV cache against transformers with hooks; four minutes more
 """
 
 import ctypes
@@ -35,7 +36,7 @@ import ml_dtypes
 import numpy as np
 from tqdm import tqdm
 
-from experiments import model_speed, sweep_speed, timing
+from experiments import model_speed, route_speed, sweep_speed, timing
 from moejax import combine, numerics
 from moejax.combine import enumeration, reduce
 from moejax.numerics import dots_xla
@@ -43,6 +44,9 @@ from moejax.report import tables
 
 _PARTS = flags.DEFINE_list("parts", ["orders", "dot", "grouped", "models"], "Parts to run.")
 _SECONDS = flags.DEFINE_float("seconds", 2.0, "Time for each comparison.", lower_bound=0.0)
+_ROUTE_MODEL = flags.DEFINE_string(
+  "route_model", "olmoe-nano", "Of the part route: a shipped model or a directory; not DeepSeek's."
+)
 _OUT = flags.DEFINE_string("out", None, "TSV to write; none: print only.")
 
 _HIDDEN = 4096
@@ -226,6 +230,7 @@ _RUN = {
   "compile": lambda: model_speed.compile_part(_SECONDS.value),
   "loading": lambda: model_speed.loading_part(_SECONDS.value),
   "sweep": sweep_speed.sweep_part,
+  "route": lambda: route_speed.route_part(_ROUTE_MODEL.value),
 }
 
 

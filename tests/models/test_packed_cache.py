@@ -12,7 +12,10 @@ from tests.models import tiny
 from tests.oracles import assert_same_bits, to_bf16
 
 TOKENS = tiny.draw_tokens(2)
-FAMILIES = [family for family in tiny.FAMILIES if family != "deepseek_v4"]
+LENGTH = 24  # of states
+# One of those that share a cache of keys and values, with grouped heads; and DeepSeek-V4, whose
+# fits of zero points are long to compile.
+FAMILIES = ("qwen3_moe", pytest.param("deepseek_v4", marks=pytest.mark.slow))
 
 
 def mode(**fields):
@@ -23,7 +26,7 @@ def score(model, mode, **more):
   return inference.score(model, TOKENS, mode=mode, **more).nll
 
 
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_chunks_do_not_matter(family):
   model = tiny.tiny(family)
   packed = mode(bits=4)
@@ -34,20 +37,19 @@ def test_chunks_do_not_matter(family):
 
 @pytest.mark.parametrize("chunk", [1, 7])
 def test_chunks_do_not_matter_with_a_window(chunk):
-  model, packed = tiny.tiny("olmoe"), mode(bits=2, window=4, prefill=6)
+  model, packed = tiny.tiny("olmoe"), mode(bits=2, window=8, prefill=6)
   assert_same_bits(score(model, packed, chunk=chunk), score(model, packed))
 
 
-def run(model, mode, tokens, taps=None):
-  state = model.module.init_state(len(tokens), 64, mode)
+def run(model, mode, tokens):
+  state = model.module.init_state(len(tokens), LENGTH, mode)
   logits, state, _ = inference.forward(model, tokens, state, mode=mode)
   return np.asarray(logits), state
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_state_holds_the_codes_of_what_is_written(family):
+def test_the_state_holds_the_codes_of_what_is_written():
   """Of the first layer, whose keys do not depend on what was read."""
-  model = tiny.tiny(family)
+  model = tiny.tiny("qwen3_moe")
   plain, packed = (run(model, m, TOKENS)[1] for m in (Mode(), mode(bits=3)))
   for name in ("keys", "values"):
     exact = np.asarray(getattr(plain.layers[0], name).astype(np.float32))
@@ -64,7 +66,7 @@ def test_the_prefill_and_the_window_are_exact_until_a_flush():
   """Logits leave those of a plain cache at the first token that reads a flushed one, not before."""
   model = tiny.tiny("olmoe")
   plain, _ = run(model, Mode(), TOKENS)
-  for window, prefill in ((4, 6), (8, 3)):
+  for window, prefill in ((6, 6), (8, 3)):
     found, _ = run(model, mode(bits=2, window=window, prefill=prefill), TOKENS)
     differs = (found != plain).any(axis=(0, 2))
     assert not differs[:prefill].any() and differs[prefill:].any()
@@ -78,16 +80,16 @@ def test_the_prefill_and_the_window_are_exact_until_a_flush():
 def test_a_whole_window_that_is_never_full_changes_nothing():
   model = tiny.tiny("qwen3_moe")
   plain, _ = run(model, Mode(), TOKENS)
-  found, _ = run(model, mode(bits=2, window=64), TOKENS)
+  found, _ = run(model, mode(bits=2, window=LENGTH), TOKENS)
   assert_same_bits(found, plain)
 
 
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_packed_state_is_exported_and_restored(family):
   model, packed = tiny.tiny(family), mode(bits=4)
   tokens = TOKENS[:1]
   _, state = run(model, packed, tokens[:, :11])
-  template = model.module.init_state(1, 64, packed)
+  template = model.module.init_state(1, LENGTH, packed)
   again = restore(export(state), template, 11)
   step = lambda state: inference.forward(model, tokens[:, 11:], state, mode=packed)[0]
   assert_same_bits(step(again), step(state))
@@ -116,7 +118,7 @@ def test_bad_input():
   with pytest.raises(ValueError, match="DeepSeek-V4 has a window of its own"):
     v4.module.init_state(1, 8, mode(window=4))
   with pytest.raises(ValueError, match="another config, batch or mode"):
-    state = model.module.init_state(2, 64, Mode())
+    state = model.module.init_state(2, LENGTH, Mode())
     inference.forward(model, TOKENS, state, mode=mode())
 
 
