@@ -1,10 +1,12 @@
 """Measures a trained nano model and writes its card.
 
-    python -m experiments.nano_card --model=out/olmoe-nano/model --corpus=DIR
+    python -m experiments.nano_card --model=out/olmoe-nano/model --corpus=DIR [--replaces=MODEL]
 
 About ten minutes on two cores. Writes card.json, every number, and README.md into the model's
 folder. Reads the training and calibration splits of the corpus.
 """
+
+import json
 
 from absl import app, flags
 
@@ -17,6 +19,7 @@ from moejax.report.record import write_json
 from moejax.training import card
 
 _MODEL = flags.DEFINE_string("model", None, "Model folder or name.", required=True)
+_REPLACES = flags.DEFINE_string("replaces", None, "Model whose card goes into the history.")
 _CORPUS = flags.DEFINE_string("corpus", None, "Folder with manifest.json.", required=True)
 
 
@@ -42,6 +45,9 @@ def run():
   )
   texts = ([prompt.text for prompt in prompts] for prompts in (REPLAY, BREADTH))
   measured = card.measure(model, _CORPUS.value, stream, *texts) | dict(name=nano.name)
+  if _REPLACES.value:
+    previous = moejax.load(_REPLACES.value).directory / "card.json"
+    measured["history"] = card.history(json.loads(previous.read_text(encoding="utf-8")))
   write_json(model.directory / "card.json", measured)
   with atomic_path(model.directory / "README.md") as path:
     path.write_text(card.render(measured), encoding="utf-8")

@@ -69,11 +69,8 @@ def check_losses(name: str, losses: dict[str, np.ndarray], identity: float):
     damage = float((qf - cc).mean())
     if abs(apart) > _APART or not (qf != cc).any():
       raise ValueError(f"{label}: Y_CC is {apart:.3g} nats off, 4-bit KV does {damage:.3g} nats.")
-    for what, value in (
-      ("Y_CC", cc.mean()),
-      ("Y_CC less moejax's", apart),
-      ("Y_QF less Y_CC", damage),
-    ):
+    found = {"Y_CC": cc.mean(), "Y_CC less moejax's": apart, "Y_QF less Y_CC": damage}
+    for what, value in found.items():
       case = f"{name}, {what}, {len(cc)} sequences"
       yield ("route", case, label, "", f"{value:.4f}", "nats", "", "", "")
   if identity > 1e-6:

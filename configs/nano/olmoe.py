@@ -20,6 +20,6 @@ def get() -> Nano:
     rms_norm_eps=1e-5,
   )
   # 13 million tokens with a repetition_loss of 2, which only set in at step 3,000; then, from that
-  # checkpoint, the last two million with 5.
-  recipe = Recipe(tokens=15_000_000, repetition_loss=5.0, repetition_from=0.4726)
+  # checkpoint, two million with 5, and the last two million with 10.
+  recipe = Recipe(tokens=17_000_000, repetition_loss=10.0, repetition_from=0.4726)
   return Nano("olmoe-nano", fields, recipe)

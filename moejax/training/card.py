@@ -112,6 +112,35 @@ def margin(card: dict[str, Any], language: str) -> float:
   return min(r["bigram"] - r["model"] for r in card["losses"] if r["language"] == language)
 
 
+def history(previous: dict[str, Any]) -> list[dict[str, Any]]:
+  """What a card keeps of the checkpoints before it, given that of the last one; oldest first."""
+  training, four = previous["training"], previous["cache"][0]
+  losses = {
+    r["language"]: r["model"] for r in previous["losses"] if r["source"] == "passages, held_out"
+  }
+  row = dict(
+    tokens=training["tokens"],
+    minutes=training["minutes"],
+    repetition_loss=training["recipe"]["repetition_loss"],
+    loss_en=losses["en"],
+    loss_zh=losses["zh"],
+    distinct_trigrams=round(_distinct(previous), 3),
+    forks=max(previous["forks"]["changed"].values()),
+    excess=four["excess"],
+    routed_fraction=four["routed_fraction"],
+  )
+  return [*previous.get("history", []), row]
+
+
+def _distinct(card: dict[str, Any]) -> float:
+  return float(np.mean([c["distinct_trigrams"] for c in card["continuations"]]))
+
+
+def minutes(card: dict[str, Any]) -> float:
+  """Of all its training, that of the checkpoints before it included."""
+  return card["training"]["minutes"] + sum(row["minutes"] for row in card.get("history", []))
+
+
 def render(card: dict[str, Any]) -> str:
   """README.md of a model."""
   return "\n".join(
@@ -122,6 +151,7 @@ def render(card: dict[str, Any]) -> str:
       _effects(card),
       _texts(card),
       _sources(card),
+      *([_history(card)] if card.get("history") else []),
     ]
   )
 
@@ -153,7 +183,7 @@ def _training(card) -> str:
   return f"""## Training
 
 {t["tokens"]:,} tokens in windows of {recipe["length"]} ({recipe["batch"]} a step) from a stream of
-{t["stream_tokens"]:,}, in {t["minutes"]:.0f} minutes on two CPU cores that other work shared; one
+{t["stream_tokens"]:,}, in {minutes(card):.0f} minutes on two CPU cores that other work shared; one
 seed. Muon on matrices, Adam on the rest, peak rate {recipe["peak_rate"]}. After
 {recipe["repetition_from"]:.0%} of the tokens the loss also prices trigrams that repeat earlier ones
 (unlikelihood, coefficient {recipe["repetition_loss"]}): greedy text of small models goes in circles
@@ -218,18 +248,20 @@ texts of the {len(parted)} prompts below part after {first} to {last} of 64 toke
 """
 
 
+def _interval(x: list[float] | None) -> str:
+  return "not interpretable" if x is None else f"{x[0]:.4f} [{x[1]:.4f}, {x[2]:.4f}]"
+
+
 def _cache_row(name: str, row: dict[str, Any]) -> str:
-  interval = lambda x: "not interpretable" if x is None else f"{x[0]:.4f} [{x[1]:.4f}, {x[2]:.4f}]"
   rates = row["flip_rate_by_layer"].values()
   return (
-    f"| {name} | {row['clean_nll']:.3f} | {interval(row['excess'])} | "
-    f"{interval(row['excess_pinned'])} | {interval(row['routed_fraction'])} | "
+    f"| {name} | {row['clean_nll']:.3f} | {_interval(row['excess'])} | "
+    f"{_interval(row['excess_pinned'])} | {_interval(row['routed_fraction'])} | "
     f"{row['flip_rate']:.1%} | {min(rates):.0%} to {max(rates):.0%} |"
   )
 
 
 def _texts(card) -> str:
-  shares = [c["distinct_trigrams"] for c in card["continuations"]]
   texts = "\n".join(
     f"- **{c['prompt']}**{' '.join(c['text'].removeprefix(c['prompt']).splitlines())} "
     f"({c['distinct_trigrams']:.0%})"
@@ -238,7 +270,7 @@ def _texts(card) -> str:
   return f"""## Text
 
 Greedy continuations of 64 tokens, canonical arithmetic, with the share of their trigrams that are
-distinct; on average {np.mean(shares):.0%}.
+distinct; on average {_distinct(card):.0%}.
 
 {texts}
 """
@@ -256,5 +288,23 @@ the project.
 
 | source | language | licence |
 |---|---|---|
+{rows}
+"""
+
+
+def _history(card) -> str:
+  rows = "\n".join(
+    f"| {r['tokens']:,} | {r['minutes']:.0f} | {r['repetition_loss']:g} "
+    f"| {r['loss_en']:.3f} / {r['loss_zh']:.3f} | {r['distinct_trigrams']:.0%} | {r['forks']} "
+    f"| {_interval(r['excess'])} | {_interval(r['routed_fraction'])} |"
+    for r in card["history"]
+  )
+  return f"""## History
+
+Checkpoints that this one goes on from; each was trained with the repetition coefficient of its row
+from the one before. Loss is of held-out passages; trigrams, the share of distinct ones in texts.
+
+| tokens | minutes | repetition | loss, en / zh | trigrams | forks | 4-bit excess | routed |
+|--:|--:|--:|--:|--:|--:|--:|--:|
 {rows}
 """

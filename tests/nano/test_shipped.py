@@ -66,6 +66,17 @@ def test_a_model_is_the_one_that_was_configured(name):
   assert card(name)["training"]["tokens"] >= TOKENS.get(name, 10_000_000)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_card_keeps_the_figures_of_what_it_replaced(name):
+  kept = cards.history(card(name))
+  assert kept[:-1] == card(name).get("history", [])
+  tokens = [row["tokens"] for row in kept]
+  assert tokens == sorted(set(tokens)) and tokens[-1] == card(name)["training"]["tokens"]
+  assert sum(row["minutes"] for row in kept) == pytest.approx(cards.minutes(card(name)))
+  shown = cards.render({**card(name), "history": kept})
+  assert all(f"| {row['tokens']:,} | {row['minutes']:.0f} |" in shown for row in kept)
+
+
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("name", NAMES)
 def test_unseen_text_is_known_better_than_to_a_bigram_model(name, language):
