@@ -7,14 +7,13 @@ to add up; what imposing a layer's routes does is run, on the first 24 sequences
 a nano model.
 """
 
-import dataclasses
-
 import numpy as np
 
 from experiments.route import study as studies
 from experiments.route.measure import estimate, mean_of
 from moejax.analysis.attribution import masks, shares, signed_flip_tax
-from moejax.inference import Condition, run_routed
+from moejax.inference import Condition, Routed, run_routed
+from moejax.models import Pins
 from moejax.report import route_figures
 from moejax.report import route_tables as tables
 
@@ -82,15 +81,11 @@ def layer_rows(study: studies.Study) -> list[dict]:
   """Four runs for each layer where a router decides."""
   count = min(SEQUENCES, study.num_sequences)
   tokens, four = study.tokens[:count], study.four
-  disturbed = dataclasses.replace(study.disturbed, execution=study.disturbed.execution)
-  own = slice(None), slice(count)
-  routes = {
-    name: (run.ids[own], run.weights[own], run.slots[own])
-    for name, run in (("cc", four.cc), ("qf", four.qf))
-  }
+  clean, own = Condition(study.mode), (slice(None), slice(count))
 
-  def loss(condition: Condition, origin: str, mask) -> np.ndarray:
-    pins = type(four.cc.pins())(*routes[origin], np.asarray(mask)[:, None, None])
+  def loss(condition: Condition, origin: Routed, layers: np.ndarray) -> np.ndarray:
+    routes = (x[own] for x in (origin.ids, origin.weights, origin.slots))
+    pins = Pins(*routes, layers[:, None, None])
     found = run_routed(study.model, tokens, condition, pins, prefill=study.prefill)
     return found.nll.astype(np.float64)
 
@@ -99,13 +94,13 @@ def layer_rows(study: studies.Study) -> list[dict]:
   decides = np.isin(np.arange(study.model.config.num_layers), study.routers)
   for layer in study.progress(study.routers, "layers"):
     only = np.arange(len(decides)) == layer
-    pin_only = qf - loss(disturbed, "cc", only)
-    transplant_only = loss(Condition(study.mode), "qf", only) - cc
+    pin_only = qf - loss(study.disturbed, four.cc, only)
+    transplant_only = loss(clean, four.qf, only) - cc
     found = dict(
       pin_only=pin_only,
-      pin_others=qf - loss(disturbed, "cc", decides & ~only),
+      pin_others=qf - loss(study.disturbed, four.cc, decides & ~only),
       transplant_only=transplant_only,
-      transplant_others=loss(Condition(study.mode), "qf", decides & ~only) - cc,
+      transplant_others=loss(clean, four.qf, decides & ~only) - cc,
       interaction=pin_only - transplant_only,
     )
     row = dict(layer=layer, flip_rate=float(flips[layer, :count].mean()), sequences=count)
