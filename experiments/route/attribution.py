@@ -3,7 +3,7 @@
     python -m experiments.route.attribution --model=olmoe-nano --out=out/route
 
 attribution.tsv, tax.tsv, layers.tsv and attribution.svg. A share is an attribution, not an effect
-to add up; what imposing a layer's routes does is run, on the first 24 sequences. Three minutes for
+to add up; what imposing a layer's routes does is run, on the first 24 sequences. A minute for
 a nano model.
 """
 

@@ -3,7 +3,7 @@
     python -m experiments.route.detection --model=olmoe-nano --out=out/route
 
 Scores are what is seen at inference, of the disturbed run. detection.tsv with the mixture identity,
-probes.tsv, detection.svg. Half a minute for a nano model.
+probes.tsv, detection.svg. Seconds, once the four runs are there.
 """
 
 import numpy as np

@@ -3,7 +3,7 @@
     python -m experiments.route.held_out --model=olmoe-nano --out=out/route
 
 Reads four_run.tsv of the same folder for the discovery interval. A second read is refused; --force
-does it, and marks every later row for good. held_out.tsv. Half a minute for a nano model.
+does it, and marks every later row for good. held_out.tsv. A minute for a nano model.
 """
 
 import dataclasses
