@@ -167,7 +167,8 @@ def bad_calls(model):
     "padding and stands at the end": lambda: inference.forward(model, [[-1, 2]], state),
     "must be integers": lambda: inference.forward(model, [[0.5]], state),
     "prefill must be within 1 .. 2": lambda: score(model, [[1, 2, 3]], prefill=3),
-    "within 0 .. 88": lambda: score(model, [[1, 2, 89]]),
+    "token id 90 is outside the vocabulary of 89": lambda: score(model, [[1, 2, 90]]),
+    "stands at the end of a row only": lambda: score(model, [[1, -1, 2]]),
     "made for 2 tokens, run on 3": lambda: prefill(model, [[1, 2, 3]], 8, wide),
     "another config, batch or mode": lambda: inference.forward(
       model, [[1]], model.module.init_state(1, 4, FLOAT32)

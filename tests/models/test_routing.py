@@ -93,10 +93,12 @@ def test_select_takes_the_lowest_id_of_equals():
     (4, [[1, 3, 2, 4], [0, 1, 3, 4]], [0, 1], [True, False]),
     (7, [[1, 3, 2, 4, 5, 0, 6], [0, 1, 3, 4, 2, 5, 6]], [np.inf] * 2, [False] * 2),
   ):
-    ids, margin, tie = router.select(run, jnp.asarray(scores), jnp.asarray(scores), top_k)
-    np.testing.assert_array_equal(ids[:, 0], expected)
-    np.testing.assert_array_equal(margin[:, 0], margins)
-    np.testing.assert_array_equal(tie[:, 0], ties)
+    found = router.select(run, jnp.asarray(scores), jnp.asarray(scores), top_k)
+    np.testing.assert_array_equal(found.ids[:, 0], expected)
+    np.testing.assert_array_equal(found.margins[:, 0], margins)
+    np.testing.assert_array_equal(found.ties[:, 0], ties)
+    if top_k < 7:  # the least excess is the margin
+      np.testing.assert_array_equal(found.excess.min(axis=-1), found.margins)
 
 
 def test_a_router_of_equal_columns_selects_the_first_experts(model):
