@@ -4,7 +4,7 @@
 
 On a model in DeepSeek-V4's architecture that comes with the package: all 720 orders under A and all
 360 classes under B of one sum, their texts, both state substitutions and the certificate; and the
-four runs of a 4-bit KV cache on 16 windows of text. The rows are those of `experiments.reduction`
+four runs of a 4-bit KV cache on 24 windows of text. The rows are those of `experiments.reduction`
 and `experiments.route`. Under two minutes on two cores.
 """
 
@@ -38,7 +38,7 @@ PROTOCOLS = {
   "order-invariance certificate": certificate,
 }
 FOUR_RUNS = "four runs of a 4-bit cache"
-TEXT = dict(num_sequences=16, length=192)  # of the four runs; one batch
+SEQUENCES = 24  # of the four runs
 
 
 def main(_):
@@ -52,7 +52,7 @@ def main(_):
   text = route_studies.read_text(None, "calibration")
   run(
     reduction,
-    route_studies.Study(*common, out / "route", text=text, quiet=True, **TEXT),
+    route_studies.Study(*common, out / "route", text=text, num_sequences=SEQUENCES, quiet=True),
   )
 
 

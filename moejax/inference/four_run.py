@@ -120,7 +120,7 @@ def four_run(
   checked = None
   if controls != 0:
     conditions = clean, condition, disturbance.idle(model, mode, *tokens.shape)
-    checked = run_controls(model, tokens[:controls], *conditions, cc, **common)
+    checked = run_controls(model, tokens[:controls], *conditions, cc, keep=divergence, **common)
     checked.check()
   reference = cc.log_probabilities if divergence else None
   run = lambda *args, **more: run_routed(

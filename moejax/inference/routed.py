@@ -16,8 +16,9 @@ from moejax.models.arithmetic import arithmetic
 from moejax.models.execution import DEFAULT
 
 ROWS = 16  # sequences per call; bits do not depend on it
-_ROUTES = Taps(ids=True, weights=True, slots=True)
-_STATISTICS = dataclasses.replace(_ROUTES, router_logits=True, margins=True, ties=True)
+# Asked for or not, so that all runs share one program.
+_TAPS = Taps.routes()
+_STATISTICS = ("margins", "ties", "router_logits")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,7 +108,6 @@ def run_routed(
   """
   if condition.params is not None:
     model = dataclasses.replace(model, params=condition.params)
-  taps = _STATISTICS if statistics else _ROUTES
   shape, parts = (min(rows, len(tokens)), tokens.shape[1] - 1), []
   for start in range(0, len(tokens), rows):
     # A short last batch repeats its last row: one shape is compiled.
@@ -115,12 +115,13 @@ def run_routed(
     execution = whole(condition.execution.replace(pins=pins).rows(index), model.config, *shape)
     wanted = keep or reference is not None
     found = score(
-      model, tokens[index], prefill, execution, mode=condition.mode, taps=taps, keep=wanted
+      model, tokens[index], prefill, execution, mode=condition.mode, taps=_TAPS, keep=wanted
     )
     part = dict(nll=found.nll) | {name: np.asarray(x) for name, x in found.trace.items()}
-    for name in ("margins", "ties", "router_logits"):
-      if name in part:
-        part[name] = part[name][:, :, prefill - 1 :]
+    for name in _STATISTICS:
+      values = part.pop(name)
+      if statistics:
+        part[name] = values[:, :, prefill - 1 :]
     if keep:
       part["log_probabilities"] = found.log_probabilities
     if reference is not None:
