@@ -4,6 +4,9 @@
 decoded token by token with a cache that quantises what is written to it, and forward hooks on the
 routers read and impose routes. At batch 1 the four runs follow each other, and routes are kept from
 one to the next. A batch of sequences has all four runs as its rows, and routes go from row to row.
+
+Where the machine does other work PyTorch's threads wait for each other at every step, and one of
+them is several times as fast as two: OMP_NUM_THREADS=1 is the fair race there.
 """
 
 import time
