@@ -109,8 +109,7 @@ def measure(study: studies.Study, prompts, found: FourRun) -> dict:
     estimate = cluster_bootstrap(ratio_of_sums, qf - qp, qf + np.finfo(float).tiny)
     share = (estimate.value, estimate.low, estimate.high)
   nll = cluster_bootstrap(mean, per_sequence(found.total) / own.sum(axis=1))
-  hashed = getattr(study.model.config, "hash_layers", ())
-  routers = [layer for layer in study.model.config.moe_layers if layer not in hashed]
+  routers = study.model.config.router_layers
   return dict(
     sequences=len(prompts),
     tokens=count,

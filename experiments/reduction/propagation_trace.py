@@ -37,9 +37,8 @@ def run(study: studies.Study) -> list[str]:
 def layers(study: studies.Study) -> tuple[int, int]:
   """(a routed layer, the next one, whose router is learned); refuses a model without."""
   config = study.model.config
-  routed, hashed = config.moe_layers, getattr(config, "hash_layers", ())
-  for a, b in itertools.pairwise(routed):
-    if b == a + 1 and b not in hashed:
+  for a, b in itertools.pairwise(config.moe_layers):
+    if b == a + 1 and b in config.router_layers:
       return a, b
   raise ValueError(
     f"propagation_trace: {study.model.name} has no two routed layers in a row, the second with a "

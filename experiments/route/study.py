@@ -131,9 +131,8 @@ class Study(base.Study):
 
   @property
   def routers(self) -> list[int]:
-    """Layers where a router decides; tables do in DeepSeek-V4's hash layers."""
-    hashed = getattr(self.model.config, "hash_layers", ())
-    return [layer for layer in self.model.config.moe_layers if layer not in hashed]
+    """Layers where a router decides; the last one is the scoring layer."""
+    return self.model.config.router_layers
 
   @functools.cached_property
   def clean(self) -> Routed:

@@ -31,8 +31,16 @@ class Config:
   eos_ids: tuple[int, ...]
   dense_size: int = 0  # inner width of the MLP of a dense layer
 
+  # Layers whose routes a table of the tokens decides (DeepSeek-V4).
+  hash_layers = ()
+
   # Whether the family's own code simulates quantised activations (`Mode.activations` "qdq").
   has_activation_quantization = False
+
+  @property
+  def router_layers(self) -> list[int]:
+    """The MoE layers where a router decides."""
+    return [layer for layer in self.moe_layers if layer not in self.hash_layers]
 
   @property
   def state_shape(self) -> tuple[int, ...]:

@@ -75,9 +75,7 @@ def cache_quantisation(
   runs = four_run(model, tokens, KvQuantization(bits), prefill=prefill)
   total = runs.total.mean(axis=1)
   compute = runs.compute.mean(axis=1)
-  routers = [
-    i for i in model.config.moe_layers if i not in getattr(model.config, "hash_layers", ())
-  ]
+  routers = model.config.router_layers
   flips = runs.flips()[routers].mean(axis=(1, 2))
   excess = cluster_bootstrap(mean, total)
   return dict(

@@ -123,6 +123,15 @@ def test_score_is_decoding_token_by_token(model):
   np.testing.assert_allclose(whole.nll, exact, atol=5e-6)
 
 
+def test_padding_has_no_loss_and_changes_no_other(model):
+  tokens = np.array(cases.reference("olmoe_base")["tokens"][:2, :9])
+  whole = inference.score(model, tokens).nll
+  tokens[1, 5:] = -1
+  padded = inference.score(model, tokens).nll
+  assert_same_bits(padded[0], whole[0])
+  assert_same_bits(padded[1], np.where(np.arange(8) < 4, whole[1], np.float32(0)))
+
+
 def test_a_traced_route_pins_a_run_in_chunks(model):
   tokens = cases.reference("olmoe_base")["tokens"][:, :9]
   taps = Taps(ids=True, weights=True, slots=True)

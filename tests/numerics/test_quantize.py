@@ -119,6 +119,12 @@ def test_fake_quantize_properties(x, bits):
   assert_same_bits(jax.jit(quantize.fake_quantize, static_argnums=1)(x, bits), quantized)
 
 
+def test_bits_may_be_an_operand():
+  x, bits = normal_rows(0, (7, 24)), np.arange(2, 9, dtype=np.int32)
+  each = [quantize.fake_quantize(row, int(b)) for row, b in zip(x, bits)]
+  check_runs(quantize.fake_quantize, (x, bits), np.stack(each))
+
+
 def test_fake_quantize_refuses():
   x = np.ones((2, 6), np.float32)
   for bits in (1, 9, 4.5):
