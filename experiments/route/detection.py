@@ -20,10 +20,15 @@ FOLDS = 5
 IDENTITY = 1e-12  # what the mixture may be off by
 
 
-def run(study: studies.Study) -> list[str]:
-  """Writes tables and a figure; returns what to say."""
+def check(study: studies.Study) -> None:
+  """Refuses a study that has no folds."""
   if study.num_sequences < FOLDS:
     raise ValueError(f"detection: {FOLDS} folds need {FOLDS} sequences, got {study.num_sequences}.")
+
+
+def run(study: studies.Study) -> list[str]:
+  """Writes tables and a figure; returns what to say."""
+  check(study)
   populations = detection_rows(study)
   study.write(tables.DETECTION, populations, "detection")
   probes = probe_rows(study)

@@ -59,6 +59,8 @@ PROTOCOLS = (
 
 def run(study: studies.Study) -> list[str]:
   """Runs everything; returns what to say."""
+  # What cannot be done is said before anything runs.
+  detection.check(study)
   registry.check(PREDICTIONS, tables.TABLES)
   registry.register(study.out, PREDICTIONS, study.record())
   study.write_text("README.md", readme("Tables of the route study", tables.TABLES.values()))

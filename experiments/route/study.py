@@ -228,6 +228,8 @@ def from_flags(model: str | None = None) -> Study:
     prefill=_PREFILL.value,
     disturbance=KvQuantization(_BITS.value, _STRENGTH.value),
   )
+  # Text that does not suffice is refused before the folder is taken.
+  study.draw(study.text)
   study.claim()
   return study
 

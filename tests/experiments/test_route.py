@@ -338,6 +338,13 @@ def test_bad_input(tmp_path):
     many.draw(many.text)
 
 
+def test_too_few_sequences_are_refused_before_anything_runs(tmp_path):
+  made = dataclasses.replace(olmoe(), num_sequences=4, out=tmp_path)
+  with pytest.raises(ValueError, match="detection: 5 folds need 5 sequences, got 4"):
+    run_all.run(made)
+  assert not list(tmp_path.iterdir())
+
+
 def test_files_are_split_by_document(tmp_path):
   path = tmp_path / "some.jsonl"
   path.write_text("".join(json.dumps(dict(text=f"document {n}")) + "\n" for n in range(40)))
