@@ -1,4 +1,9 @@
-"""transformers reads the nano models whole, and computes what we do in float32."""
+"""The references read the nano models whole, and compute what we do in float32.
+
+That is transformers, and for DeepSeek-MoE, which it does not have, the fixtures' own torch code.
+"""
+
+import json
 
 import numpy as np
 import pytest
@@ -15,38 +20,34 @@ FLOAT32 = Mode("fast", "float32")
 TIME, NEW = 128, 24
 
 
-def foreign(model):
-  """Its logits of tokens [B, T], and its greedy continuation of a prompt."""
-  import torch
+def unlike(model, runner) -> dict[str, list[str]]:
+  """Tensors of its checkpoint that the reference misses, does not expect or has in other shapes."""
+  from tests.references import native, weights
 
-  from tests.references import native
-
-  runner = native.Runner(model.directory)
-
-  def logits(tokens):
-    with torch.inference_mode():
-      return runner.step(torch.from_numpy(tokens).long(), runner.new_cache()).logits.numpy()
-
-  def greedy(prompt):
-    tokens = torch.tensor([prompt])
-    with torch.inference_mode():
-      out = runner.model.generate(tokens, max_new_tokens=NEW, do_sample=False, eos_token_id=None)
-    return out[0, len(prompt) :].tolist()
-
-  return logits, greedy
+  if model.family != "deepseek":
+    return native.load_report(model.directory)
+  stored = {name: tuple(tensor.shape) for name, tensor in runner.weights.items()}
+  expected = weights.shapes(json.loads((model.directory / "config.json").read_text()))
+  return dict(
+    missing=sorted(expected.keys() - stored),
+    unexpected=sorted(stored.keys() - expected),
+    mismatched=[n for n in expected.keys() & stored if expected[n] != stored[n]],
+  )
 
 
 @pytest.mark.parametrize("name", checkpoints.shipped())
-def test_transformers_reads_and_computes_the_same_model(name):
-  from tests.references import native
+def test_the_reference_reads_and_computes_the_same_model(name):
+  from tests.references import live, traces
 
   model = moejax.load(name, "float32")
-  assert native.load_report(model.directory) == dict(missing=[], unexpected=[], mismatched=[])
-  logits, greedy = foreign(model)
+  runner = live.reference(model.family).Runner(model.directory)
+  assert unlike(model, runner) == dict(missing=[], unexpected=[], mismatched=[])
   passages = data.passages("calibration")
   tokens = data.windows(passages, model.tokenizer, TIME, num=4).tokens
   ours, _, _ = forward(model, tokens, model.init_state(4, TIME, FLOAT32), mode=FLOAT32)
-  np.testing.assert_allclose(np.asarray(ours), logits(tokens), rtol=0, atol=1e-3)
+  theirs = traces.logits_and_routes(runner, tokens)["logits"]
+  np.testing.assert_allclose(np.asarray(ours), theirs, rtol=0, atol=1e-3)
   prompts = [model.tokenizer.encode(prompt.text) for prompt in REPLAY[:10]]
   texts = generate(model, prompts, NEW, mode=FLOAT32).tokens
-  assert [row.tolist() for row in texts] == [greedy(prompt) for prompt in prompts]
+  expected = [traces.greedy(runner, np.array([prompt]), NEW)[0] for prompt in prompts]
+  np.testing.assert_array_equal(texts, expected)

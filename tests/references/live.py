@@ -25,8 +25,12 @@ def run(case: Case, directory=None) -> dict[str, np.ndarray]:
   if directory is None:
     with tempfile.TemporaryDirectory() as fresh:
       return run(case, weights.write_checkpoint(case, fresh))
-  module = deepseek_moe if case.family == "deepseek" else native
-  return module.run(directory, weights.tokens(case), case.prompt, case.new)
+  return reference(case.family).run(directory, weights.tokens(case), case.prompt, case.new)
+
+
+def reference(family: str):
+  """The module that runs a family's checkpoints: transformers', or ours where that has none."""
+  return deepseek_moe if family == "deepseek" else native
 
 
 def run_fair(case: Case) -> dict[str, np.ndarray]:

@@ -120,6 +120,12 @@ def logits_and_routes(runner, tokens: np.ndarray) -> dict[str, np.ndarray]:
   return _one_pass(runner.step(tokens, runner.new_cache()), tokens)
 
 
+@_inference()
+def greedy(runner, tokens: np.ndarray, new: int) -> np.ndarray:
+  """int32 [B, new], the most probable continuation of tokens [B, T]."""
+  return _array(_greedy(runner, torch.from_numpy(tokens).long(), new)[0])
+
+
 def _one_pass(step: Step, tokens) -> dict[str, np.ndarray]:
   score = torch.log_softmax(step.logits[:, :-1].float(), -1)
   nll = -score.gather(-1, tokens[:, 1:, None])[..., 0]

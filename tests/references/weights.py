@@ -44,17 +44,21 @@ def tokens(case: Case) -> np.ndarray:
 
 def tensors(case: Case) -> dict[str, np.ndarray]:
   """Published name → float32 (int64 for tables), sorted by name."""
-  v4 = case.family == "deepseek_v4"
-  shapes = (_deepseek_v4_shapes if v4 else _llama_shapes)(case.config)
-  draw = _draw_deepseek_v4 if v4 else _draw_llama
+  draw = _draw_deepseek_v4 if case.family == "deepseek_v4" else _draw_llama
   out = {}
-  for name in sorted(shapes):
-    value = draw(case, name, shapes[name])
+  for name, shape in sorted(shapes(case.config).items()):
+    value = draw(case, name, shape)
     if stored_dtype(name) == ml_dtypes.bfloat16:
       # By way of float32: releases of ml_dtypes before 0.7 rounded float64 twice, later ones once.
       value = value.astype(np.float32).astype(ml_dtypes.bfloat16)
     out[name] = value if value.dtype == np.int64 else value.astype(np.float32)
   return out
+
+
+def shapes(config: dict) -> dict[str, tuple[int, ...]]:
+  """Published names of a config's tensors, all there are, and their shapes."""
+  v4 = config["model_type"] == "deepseek_v4"
+  return (_deepseek_v4_shapes if v4 else _llama_shapes)(config)
 
 
 def stored_dtype(name: str):
