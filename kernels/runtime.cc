@@ -66,6 +66,13 @@ ffi::Error control_word(ffi::ThreadPool pool, ffi::ResultBuffer<ffi::U32> out) {
   return ffi::Error::Success();
 }
 
+// Nothing: the result is the operand's memory, unless XLA wants that elsewhere.
+ffi::Error materialize(ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> out) {
+  if (out->untyped_data() != x.untyped_data())
+    std::memcpy(out->untyped_data(), x.untyped_data(), x.size_bytes());
+  return ffi::Error::Success();
+}
+
 }  // namespace
 
 const Kernels& kernels() { return kTable[level().load()]; }
@@ -99,3 +106,5 @@ int moejax_force_isa(const char* name) {
 // [4]: floating-point control word as XLA set it, inside an IeeeScope, after it; pool threads.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(MoejaxControlWord, moejax::control_word,
                xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().Ret<xla::ffi::Buffer<xla::ffi::U32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(MoejaxMaterialize, moejax::materialize,
+               xla::ffi::Ffi::Bind().Arg<xla::ffi::AnyBuffer>().Ret<xla::ffi::AnyBuffer>());

@@ -31,7 +31,6 @@ class Canonical:
   divide = staticmethod(XlaBackend.divide)
   # `numerics.round_bf16` of everything but NaN, in one operation: models compile a quarter faster.
   round = staticmethod(functools.partial(lax.reduce_precision, exponent_bits=8, mantissa_bits=7))
-  hold = staticmethod(lax.optimization_barrier)
 
   @staticmethod
   def multiply(x, y):
@@ -131,7 +130,6 @@ class Fast:
   softmax = staticmethod(jax.nn.softmax)
   softplus = staticmethod(jax.nn.softplus)
   log_softmax = staticmethod(jax.nn.log_softmax)
-  hold = staticmethod(lax.optimization_barrier)
   weighted_sum = staticmethod(_mix)
 
   def __init__(self, rounding: bool):

@@ -21,7 +21,7 @@ from moejax.models.moe import combine_terms, Experts, route_trace
 from moejax.models.packed_cache import PackedKvCache
 from moejax.models.run import Run
 from moejax.models.state import KvCache, PersistentState
-from moejax.numerics import inverse_frequencies
+from moejax.numerics import inverse_frequencies, materialize
 
 
 class SparseMoe(nn.Module):
@@ -77,15 +77,15 @@ class Block(nn.Module):
 
     attention = self.attention(config=c, name="attention")
     out, cache = attention(run, normed("attention_norm", x), cache, rope)
-    # Held, or XLA computes it again for every reader.
-    x = closing = run.ops.hold(run.ops.round(x + out))
+    # In memory, or XLA computes it again for every reader.
+    x = closing = materialize(run.ops.round(x + out))
     h = normed("ffn_norm", x)
     if self.moe is None:
       out, trace = layers.GatedMlp(c.dense_size, name="mlp")(run, h), {}
     else:
       out, trace = self.moe(config=c, name="moe")(run, h, contract)
     x = layers.stream_delta(run, close_block(run.ops, closing, out), self.layer)
-    return run.ops.hold(x), cache, {**trace, "closing": closing, "post_block": x}
+    return materialize(x), cache, {**trace, "closing": closing, "post_block": x}
 
 
 def close_block(ops: Canonical | Fast, x, output):

@@ -8,10 +8,10 @@ experts, M blocks of b rows.
 from typing import NamedTuple
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 
 from moejax.models.indexing import quotient
+from moejax.numerics import materialize
 
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 8, 128
 
@@ -56,8 +56,8 @@ def _plan(experts, num_experts: int) -> _Plan:
   place = place.at[jnp.where(filled, source, num_rows)].set(
     jnp.arange(source.size, dtype=jnp.int32), mode="drop"
   )
-  # Held, or every gather works its indices out again.
-  return _Plan(*lax.optimization_barrier((place, experts >= 0, source, filled, owner)))
+  # In memory, or every gather works its indices out again.
+  return _Plan(*map(materialize, (place, experts >= 0, source, filled, owner)))
 
 
 def _rows(x, index):
@@ -72,13 +72,13 @@ def _out_of_blocks(plan: _Plan, blocks):
 
 def _batched(equation, x, w):
   out = jnp.einsum(equation, x, w, preferred_element_type=jnp.float32)
-  return lax.optimization_barrier(out)
+  return materialize(out)
 
 
 def _in_blocks(plan: _Plan, x, share: int):
   """Rows x [R / share, K] as blocks [M, b, K]; row r is x[r // share]."""
   blocks = _rows(x, quotient(plan.source, share))
-  return lax.optimization_barrier(blocks.reshape(plan.owner.shape[0], -1, x.shape[-1]))
+  return materialize(blocks.reshape(plan.owner.shape[0], -1, x.shape[-1]))
 
 
 @jax.custom_vjp
@@ -95,7 +95,7 @@ def _forward(x, w, plan):
 def _backward(residuals, grad):
   rows, x, w, plan = residuals
   grad = _rows(grad, plan.source) * plan.filled[:, None].astype(jnp.float32)
-  grad = lax.optimization_barrier(grad.reshape(*rows.shape[:2], -1))
+  grad = materialize(grad.reshape(*rows.shape[:2], -1))
   by_block = _batched("mbk,mbn->mkn", rows, grad)
   mine = plan.owner[None] == jnp.arange(w.shape[0], dtype=jnp.int32)[:, None]
   grad_w = jnp.einsum("em,mkn->ekn", mine.astype(jnp.float32), by_block)

@@ -14,6 +14,7 @@ from moejax.models.arithmetic import arithmetic
 from moejax.models.config import Config
 from moejax.models.execution import Mode
 from moejax.models.run import Run
+from moejax.numerics import materialize
 
 
 def mixes(run: Run, streams, fn, eps: float):
@@ -82,9 +83,9 @@ class HyperConnection(nn.Module):
     pre = gates[..., :n] + np.float32(c.hc_eps)
     post = np.float32(2) * gates[..., n:]
     comb = sinkhorn(run, comb.reshape(*comb.shape[:2], n, n), c.hc_iterations, c.hc_eps)
-    # Held, or XLA computes them again for every reader.
-    x = run.ops.hold(run.ops.round(collapse(run, streams, pre)))
-    return x, run.ops.hold((post, comb))
+    # In memory, or XLA computes them again for every reader.
+    x = materialize(run.ops.round(collapse(run, streams, pre)))
+    return x, (materialize(post), materialize(comb))
 
 
 def expand(run: Run, streams, branch, weights):
@@ -113,8 +114,8 @@ def _add(mode: Mode, mixed, post, branch):
   ops = arithmetic(mode)
   pair = (jnp.broadcast_to(x, mixed.shape) for x in (post, branch[..., None, :]))
   streams = ops.round(_inner_round(mode)(ops.multiply(*pair)) + mixed)
-  # Without the hold XLA fuses through the streams, and compile time grows exponentially with depth.
-  return ops.hold(streams)
+  # Without this XLA fuses through the streams, and compile time grows exponentially with depth.
+  return materialize(streams)
 
 
 def _inner_round(mode: Mode):

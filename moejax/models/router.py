@@ -13,6 +13,7 @@ import numpy as np
 
 from moejax.models.indexing import take
 from moejax.models.run import Run
+from moejax.numerics import materialize
 
 _NONE = np.float32(-np.inf)
 
@@ -62,9 +63,10 @@ def select(run: Run, scores, logits, top_k: int) -> Selection:
   if run.execution.expert_mask is not None:
     scores = jnp.where(run.execution.expert_mask, scores, _NONE)
   # lax.top_k takes the lowest index of equals.  +0: its total order has -0 below +0.
-  best, ids = lax.top_k(scores + np.float32(0), min(top_k + 1, scores.shape[-1]))
-  ids = ids.astype(jnp.int32)
-  if best.shape[-1] == top_k:  # no expert is left out
+  _, ids = lax.top_k(scores + np.float32(0), min(top_k + 1, scores.shape[-1]))
+  # In memory, or XLA sees parts of it read and sorts all scores instead.
+  ids = materialize(ids.astype(jnp.int32))
+  if ids.shape[-1] == top_k:  # no expert is left out
     margins = jnp.full(ids.shape[:-1], np.inf, jnp.float32)
     excess = jnp.full(ids.shape, np.inf, jnp.float32)
     return Selection(ids, margins, jnp.zeros(ids.shape[:-1], bool), excess)
@@ -75,9 +77,10 @@ def select(run: Run, scores, logits, top_k: int) -> Selection:
   if run.execution.expert_mask is not None:
     left_out &= run.execution.expert_mask
   strongest = jnp.where(left_out, logits, _NONE).max(axis=-1)
+  last, next_best = (take(scores, ids[..., i : i + 1], axis=-1)[..., 0] for i in (top_k - 1, top_k))
   ids = ids[..., :top_k]
   excess = take(logits, ids, axis=-1) - strongest[..., None]
-  return Selection(ids, weakest - strongest, best[..., top_k - 1] == best[..., top_k], excess)
+  return Selection(ids, weakest - strongest, last == next_best, excess)
 
 
 def weigh(
@@ -118,10 +121,12 @@ def finish(run: Run, selection: Selection, weights) -> Route:
     tau = jnp.broadcast_to(tau[..., None], weights.shape)
     share = jnp.clip(run.ops.divide(selection.excess, jnp.where(tau > 0, tau, 1)), 0, 1)
     weights = jnp.where(tau > 0, run.ops.multiply(weights, share), weights)
-  # Rank of each slot among the ids of its token, by counting.
+  # Rank of each slot among the ids of its token, and the slot of each rank, by counting.
   before = ids[..., None, :] < ids[..., :, None]
   slots = before.astype(jnp.int32).sum(axis=-1)
-  place = jnp.argsort(slots, axis=-1)
+  index = lax.broadcasted_iota(jnp.int32, ids.shape, ids.ndim - 1)
+  has_rank = slots[..., None, :] == index[..., :, None]
+  place = jnp.where(has_rank, index[..., None, :], 0).sum(axis=-1)
   ids, weights = (take(x, place, axis=-1) for x in (ids, weights))
   pins = run.execution.pins
   if pins is not None:

@@ -25,6 +25,7 @@ from moejax.numerics.formats import (
   unpack_fp4,
 )
 from moejax.numerics.library import KernelLibrary, native, StaleKernelsError
+from moejax.numerics.materialize import materialize
 from moejax.numerics.packed import (
   dequantize_packed,
   pack_codes,

@@ -25,6 +25,7 @@ _TARGETS = {
   "moejax_all_orders": "MoejaxAllOrders",
   "moejax_fingerprints": "MoejaxFingerprints",
   "moejax_control_word": "MoejaxControlWord",
+  "moejax_materialize": "MoejaxMaterialize",
 }
 
 
