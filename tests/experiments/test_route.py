@@ -15,12 +15,14 @@ import pytest
 from scipy import stats
 
 from experiments.route import (
+  all_models,
   attribution,
   detection,
   disturbance_gain,
   dose_sweep,
   exchange_rate,
   flag_swap,
+  four_run,
   held_out,
   policies,
   process_replication,
@@ -37,7 +39,7 @@ import moejax
 from moejax import data
 from moejax.analysis.bootstrap import cluster_bootstrap, mean
 from moejax.analysis.detection import auc
-from moejax.inference import KvQuantization, run_routed
+from moejax.inference import KvQuantization, run_routed, WeightQuantization
 from moejax.models import Mode
 from moejax.models.families import config_from_hf
 from moejax.report import route_tables as tables
@@ -372,6 +374,26 @@ def test_every_prediction_and_claim_reads_tables_that_exist():
   assert written | {"data_manifest", "predictions", "evidence", "negative_results"} == set(
     tables.TABLES
   )
+
+
+def test_all_models_are_one_headline(tmp_path, monkeypatch):
+  def make(name):
+    return study(name, tmp_path / name, disturbance=KvQuantization(2))
+
+  monkeypatch.setattr(all_models.studies, "from_flags", make)
+  few = lambda made: [made.disturbance, WeightQuantization(3)]
+  monkeypatch.setattr(four_run, "disturbances", few)
+  monkeypatch.setattr(all_models.run_all, "run", lambda made: four_run.run(made)[:1])
+  said = all_models.run(["olmoe", "qwen3_moe"])
+  assert [line.split(":")[0] for line in said[:-1]] == ["olmoe", "qwen3_moe"]
+  rows = [row for name in ("olmoe", "qwen3_moe") for row in tables.FOUR_RUN.read(tmp_path / name)]
+  header, *lines = (tmp_path / "headline.tsv").read_text().splitlines()
+  columns = tables.FOUR_RUN.columns
+  assert header.split("\t") == [column.name for column in columns]
+  assert lines == ["\t".join(column.format(row[column.name]) for column in columns) for row in rows]
+  assert {row["model"] for row in rows} == {"tiny-olmoe", "tiny-qwen3_moe"}
+  assert len((tmp_path / "models.tsv").read_text().splitlines()) == 3
+  assert (tmp_path / "headline.svg").is_file() and (tmp_path / "headline.png").is_file()
 
 
 @pytest.mark.slow
