@@ -100,7 +100,7 @@ def measure(study: studies.Study, prompts, found: FourRun) -> dict:
   position = np.arange(TOKENS - 1)[None]
   # The prediction at position p is of token p + 1.
   own = position + 1 >= np.array([[len(prompt)] for prompt in prompts])
-  per_sequence = lambda x: np.where(own, x, 0.0).sum(axis=1)
+  per_sequence = lambda x: np.where(own, x, 0.0).sum(axis=1, dtype=np.float64)
   qf, qp, ct = (per_sequence(run.kl) for run in (found.qf, found.qp, found.ct))
   count = int(own.sum())
   share = (None, None, None)
