@@ -40,7 +40,7 @@ def measure(
     corpus: its calibration split is read.
     stream: the training text, for the n-gram models.
     replay: prompts to continue and print.
-    breadth: prompts to fork.
+    breadth: prompts to fork, and to continue for the share of distinct trigrams.
   """
   ngrams = count(stream.tokens, model.config.vocab_size)
   ours = windows(passages("calibration"), model.tokenizer, WINDOW, num=96, seed=0)
@@ -66,6 +66,7 @@ def measure(
     },
     losses=_losses(model, corpus, ngrams),
     continuations=effects.continuations(model, replay),
+    breadth=effects.distinct_trigrams(model, breadth),
     forks=effects.fork_counts(model, breadth, _FORK_LAYER),
     cache=[effects.cache_quantisation(model, ours.tokens, bits, PREFILL) for bits in _CACHE_BITS],
     cache_on_web_text=effects.cache_quantisation(model, web.tokens, 4, PREFILL),
@@ -267,10 +268,11 @@ def _texts(card) -> str:
     f"({c['distinct_trigrams']:.0%})"
     for c in card["continuations"]
   )
+  breadth = card["breadth"]
   return f"""## Text
 
 Greedy continuations of 64 tokens, canonical arithmetic, with the share of their trigrams that are
-distinct; on average {_distinct(card):.0%}.
+distinct; on average {_distinct(card):.0%}. Over the {breadth["prompts"]} prompts of the forks above it is {breadth["distinct_trigrams"]:.0%}.
 
 {texts}
 """

@@ -48,6 +48,12 @@ def continuations(model: LoadedModel, prompts: Sequence[str], num_tokens: int = 
   ]
 
 
+def distinct_trigrams(model: LoadedModel, prompts: Sequence[str]) -> dict[str, Any]:
+  """Share of distinct trigrams in greedy text, the mean over prompts."""
+  shares = [row["distinct_trigrams"] for row in continuations(model, prompts)]
+  return dict(prompts=len(prompts), distinct_trigrams=round(float(np.mean(shares)), 3))
+
+
 def fork_counts(
   model: LoadedModel, prompts: Sequence[str], layer: int, horizons: Sequence[int] = (8, 16, 32)
 ) -> dict[str, Any]:
