@@ -268,11 +268,11 @@ def _texts(card) -> str:
     f"({c['distinct_trigrams']:.0%})"
     for c in card["continuations"]
   )
-  breadth = card["breadth"]
+  prompts, share = card["breadth"]["prompts"], card["breadth"]["distinct_trigrams"]
   return f"""## Text
 
 Greedy continuations of 64 tokens, canonical arithmetic, with the share of their trigrams that are
-distinct; on average {_distinct(card):.0%}. Over the {breadth["prompts"]} prompts of the forks above it is {breadth["distinct_trigrams"]:.0%}.
+distinct; on average {_distinct(card):.0%}. Over the {prompts} prompts of the forks above it is {share:.0%}.
 
 {texts}
 """
