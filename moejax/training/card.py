@@ -272,7 +272,8 @@ def _texts(card) -> str:
   return f"""## Text
 
 Greedy continuations of 64 tokens, canonical arithmetic, with the share of their trigrams that are
-distinct; on average {_distinct(card):.0%}. Over the {prompts} prompts of the forks above it is {share:.0%}.
+distinct; on average {_distinct(card):.0%}. Over the {prompts} prompts of the forks
+above it is {share:.0%}.
 
 {texts}
 """
