@@ -116,7 +116,7 @@ def test_texts_are_those_of_the_card(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_loop_less_than_those_of_shorter_training(name):
-  """A prototype of 5 million tokens had 46 % (OLMoE) and 60 % (V4) distinct, 25 prompts each."""
+  """On these prompts prototypes of 5 million tokens had 46 % (OLMoE) and 60 % (V4) distinct."""
   found = effects.distinct_trigrams(load(name), [prompt.text for prompt in BREADTH])
   assert found == card(name)["breadth"] and found["prompts"] == 50
   assert found["distinct_trigrams"] > (0.6 if name == "dsv4-nano" else 0.46)

@@ -28,10 +28,14 @@ def test_every_bit_stays(dtype):
     assert out.dtype == x.dtype and out.tobytes() == x.tobytes()
 
 
-def test_shapes_and_vmap():
+def test_shapes_vmap_and_scan():
   x = np.arange(12, dtype=np.float32).reshape(3, 4)
   assert_same_bits(jax.vmap(materialize)(x), x)
   assert_same_bits(jax.vmap(lambda a, b: a + materialize(b), (0, None))(x, x[0]), x + x[0])
+  step = lambda total, row: (materialize(total + row), materialize(row))
+  total, same = jax.jit(lambda x: jax.lax.scan(step, jnp.zeros(4), x))(x)
+  assert_same_bits(same, x)
+  assert_same_bits(total, x[0] + x[1] + x[2])
   assert materialize(jnp.float32(7)).shape == () and materialize(x[:0]).shape == (0, 4)
 
 
