@@ -117,16 +117,15 @@ def four_run(
   common = dict(prefill=prefill, rows=rows)
   if cc is None:
     cc = run_routed(model, tokens, clean, keep=divergence, **common)
-  checked = None
-  if controls != 0:
-    conditions = clean, condition, disturbance.idle(model, mode, *tokens.shape)
-    checked = run_controls(model, tokens[:controls], *conditions, cc, keep=divergence, **common)
-    checked.check()
   reference = cc.log_probabilities if divergence else None
   run = lambda *args, **more: run_routed(
     model, tokens, *args, reference=reference, **common, **more
   )
-  qf = run(condition, statistics=statistics)
+  qf, checked = run(condition, statistics=statistics), None
+  if controls != 0:
+    conditions = clean, condition, disturbance.idle(model, mode, *tokens.shape)
+    checked = run_controls(model, tokens[:controls], *conditions, cc, qf, keep=divergence, **common)
+    checked.check()
   return FourRun(cc, run(condition, cc.pins()), qf, run(clean, qf.pins()), checked)
 
 
@@ -137,16 +136,16 @@ def run_controls(
   condition: Condition,
   idle: Condition | None,
   cc: Routed,
+  qf: Routed,
   **common,
 ) -> Controls:
-  """The identity controls of a disturbance on some of the sequences of a clean run."""
-  cc = slice_rows(cc, range(len(tokens)))
+  """The identity controls of a disturbance on the first sequences of the runs CC and QF."""
+  cc, qf = (slice_rows(run, range(len(tokens))) for run in (cc, qf))
   run = lambda *args: run_routed(model, tokens, *args, **common)
   largest = lambda a, b: float(np.abs(a.nll.astype(np.float64) - b.nll).max())
-  disturbed = run(condition)
   return Controls(
     clean_pinned=largest(run(clean, cc.pins()), cc),
-    disturbed_pinned=largest(run(condition, disturbed.pins()), disturbed),
+    disturbed_pinned=largest(run(condition, qf.pins()), qf),
     idle=None if idle is None else largest(run(idle), cc),
     sequences=len(tokens),
   )
