@@ -83,7 +83,9 @@ def score(
     parts.append(np.asarray(nll))
     kept.append(np.asarray(log_probabilities))
     traces.append(taps.select(trace))
-  scored = lambda pieces: np.concatenate(pieces, axis=1)[:, prefill - 1 :]
+  # One piece is not copied: log probabilities are large.
+  whole = lambda pieces: pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
+  scored = lambda pieces: whole(pieces)[:, prefill - 1 :]
   return Score(scored(parts), join_traces(traces), scored(kept) if keep else None)
 
 
