@@ -1,13 +1,12 @@
 """Figures say what they were given: counts in the text of the SVG, equal bytes for equal input."""
 
 import re
-import xml.etree.ElementTree as ElementTree
 
-import matplotlib
 import numpy as np
 import pytest
 
 from moejax.report import figures, reduction_figures
+from tests.report.drawn import assert_equal_bytes, texts
 
 CURVES = {"A": [312, 97, 97, 14, 3, 1, 1, 1, 1, 1], "B": np.array([141, 88, 52])}
 FLOWS = [
@@ -40,26 +39,9 @@ def draw_first_change(path):
   reduction_figures.draw_first_change(path, FIRST_CHANGE, layers=[4, 5], tokens=["he", "$a", "cat"])
 
 
-def texts(path):
-  """The texts of an SVG file, in order."""
-  return [
-    "".join(node.itertext())
-    for node in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")
-  ]
-
-
 @pytest.mark.parametrize("draw", [draw_ranks, draw_alluvial, draw_axes, draw_first_change])
 def test_equal_input_gives_equal_bytes_whatever_the_users_settings(tmp_path, draw):
-  draw(tmp_path / "v1.0")
-  with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": None, "font.size": 20}):
-    draw(tmp_path / "deep" / "v1.0")
-    assert matplotlib.rcParams["font.size"] == 20
-  for suffix, signature in ((".svg", b"<?xml"), (".png", b"\x89PNG\r\n\x1a\n")):
-    data = (tmp_path / f"v1.0{suffix}").read_bytes()
-    assert data.startswith(signature)
-    assert data == (tmp_path / "deep" / f"v1.0{suffix}").read_bytes()
-    assert b"<dc:date>" not in data
-  assert sorted(p.name for p in tmp_path.iterdir()) == ["deep", "v1.0.png", "v1.0.svg"]
+  assert_equal_bytes(draw, tmp_path)
 
 
 def test_rank_frequency_writes_each_count_and_a_run_once(tmp_path):

@@ -1,12 +1,10 @@
 """Figures say what they were given: numbers in the text of the SVG, equal bytes for equal input."""
 
-import xml.etree.ElementTree as ElementTree
-
-import matplotlib
 import numpy as np
 import pytest
 
 from moejax.report import route_figures
+from tests.report.drawn import assert_equal_bytes, texts
 
 NUMBERS = dict(
   cc=2.71828,
@@ -89,25 +87,9 @@ def draw_headline(path):
 DRAW = [draw_graph, draw_doses, draw_aucs, draw_attribution, draw_headline]
 
 
-def texts(path):
-  """The texts of an SVG file, in order."""
-  return [
-    "".join(node.itertext()).strip()
-    for node in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")
-  ]
-
-
 @pytest.mark.parametrize("draw", DRAW)
 def test_equal_input_gives_equal_bytes_whatever_the_users_settings(tmp_path, draw):
-  draw(tmp_path / "v1.0")
-  with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": None, "font.size": 20}):
-    draw(tmp_path / "deep" / "v1.0")
-    assert matplotlib.rcParams["font.size"] == 20
-  for suffix, signature in ((".svg", b"<?xml"), (".png", b"\x89PNG\r\n\x1a\n")):
-    data = (tmp_path / f"v1.0{suffix}").read_bytes()
-    assert data.startswith(signature)
-    assert data == (tmp_path / "deep" / f"v1.0{suffix}").read_bytes()
-  assert sorted(p.name for p in tmp_path.iterdir()) == ["deep", "v1.0.png", "v1.0.svg"]
+  assert_equal_bytes(draw, tmp_path)
 
 
 @pytest.mark.parametrize("draw", DRAW)
