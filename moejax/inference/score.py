@@ -64,29 +64,31 @@ def score(
   execution.check(config.top_k, config.num_experts)
   state = model.module.init_state(rows, state_length(time - 1), mode)
   step = chunk or time - 1
-  watched = dataclasses.replace(taps, nan_experts=True)
   parts, kept, traces = [], [], []
   for at in range(0, time - 1, step):
     stop = min(at + step, time - 1)
+    # Logits that predict given tokens are not computed, beyond the one that a call must have.
+    given = max(prefill - 1 - at, 0)
+    first = min(given, stop - at - 1)
     nll, log_probabilities, state, trace = _chunk(
       model.module,
       model.params,
       tokens[:, at:stop],
-      tokens[:, at + 1 : stop + 1],
+      tokens[:, at + first + 1 : stop + 1],
       state,
       execution.take_tokens(np.arange(at, stop)),
       mode=mode,
-      taps=watched,
+      taps=dataclasses.replace(taps, nan_experts=True, logits=first),
       keep=keep,
     )
     check_nan(trace["nan_experts"], np.full(rows, at))
-    parts.append(np.asarray(nll))
-    kept.append(np.asarray(log_probabilities))
+    parts.append(np.asarray(nll)[:, given - first :])
+    if keep:
+      kept.append(np.asarray(log_probabilities)[:, given - first :])
     traces.append(taps.select(trace))
   # One piece is not copied: log probabilities are large.
-  whole = lambda pieces: pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
-  scored = lambda pieces: whole(pieces)[:, prefill - 1 :]
-  return Score(scored(parts), join_traces(traces), scored(kept) if keep else None)
+  join = lambda pieces: pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
+  return Score(join(parts), join_traces(traces), join(kept) if keep else None)
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames=("mode", "taps", "keep"))

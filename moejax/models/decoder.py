@@ -134,8 +134,7 @@ class Decoder(Model):
       return module(run, x, cache, rope, contract)
 
     x, state, trace = self.run_blocks(run, layers.embed(run, table), state, block)
-    if taps.logits == "last":
-      x = layers.last_token(run, x)
+    x = layers.logit_tokens(run, x)
     norm = self.param("norm", nn.initializers.ones, (c.hidden_size,))
     x = layers.rms_norm(run, x, norm, c.rms_norm_eps)
     head = None

@@ -183,9 +183,7 @@ class DeepseekV4(Model):
     x = layers.embed(run, table)[:, :, None]
     streams = jnp.broadcast_to(x, (*x.shape[:2], c.hc_mult, c.hidden_size))
     streams, state, trace = self.run_blocks(run, streams, state, block)
-    if taps.logits == "last":
-      streams = layers.last_token(run, streams)
-    x = HyperHead(c, name="hc_head")(run, streams)
+    x = HyperHead(c, name="hc_head")(run, layers.logit_tokens(run, streams))
     norm = self.param("norm", nn.initializers.ones, (c.hidden_size,))
     x = rms_norm_once(run, x, norm, c.rms_norm_eps)
     head = None

@@ -120,7 +120,7 @@ class Taps:
     block_fingerprints: uint32 [4] of `post_block` (`numerics.fingerprint`).
     state_fingerprints: uint32 [4] of the layer's persistent state after the call, [L, B, 4].
     nan_experts: int32, the lowest selected expert with a NaN in its term, or -1.
-    logits: "all" positions, or the "last" token of each row only.
+    logits: the first of the call's tokens whose logits are wanted, or "last": that of each row.
   """
 
   router_logits: bool = False
@@ -138,11 +138,11 @@ class Taps:
   block_fingerprints: bool = False
   state_fingerprints: bool = False
   nan_experts: bool = False
-  logits: str = "all"
+  logits: int | str = 0
 
   def __post_init__(self):
-    if self.logits not in ("all", "last"):
-      raise ValueError(f'taps: logits must be "all" or "last", got {self.logits!r}.')
+    if self.logits != "last" and not (isinstance(self.logits, int) and self.logits >= 0):
+      raise ValueError(f'taps: logits must be a token of the call or "last", got {self.logits!r}.')
 
   @classmethod
   def routes(cls, **more) -> "Taps":

@@ -80,8 +80,14 @@ def rope_half(run: Run, x, cos, sin):
   return jnp.concatenate(turned, axis=-1)
 
 
-def last_token(run: Run, x):
-  """The row of the last token that is not padding: [B, T, ...] → [B, 1, ...]."""
+def logit_tokens(run: Run, x):
+  """The tokens whose logits are wanted (`Taps.logits`): [B, T, ...] → [B, T - first or 1, ...]."""
+  first = run.taps.logits
+  if first != "last":
+    if first >= x.shape[1]:
+      raise ValueError(f"taps: logits from token {first} on, of a call of {x.shape[1]} tokens.")
+    return x[:, first:]
+  # The last that is not padding.
   at = jnp.maximum(run.end - run.start - 1, 0)
   return take_rows(x, at[:, None])
 

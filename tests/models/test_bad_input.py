@@ -81,8 +81,11 @@ def test_unknown_mode(field, value):
 def test_other_records_that_make_no_sense():
   with pytest.raises(ValueError, match="float32 rounding needs fast arithmetic"):
     Mode(rounding="float32")
-  with pytest.raises(ValueError, match='logits must be "all" or "last"'):
-    Taps(logits="none")
+  for wrong in ("none", -1, 1.0):
+    with pytest.raises(ValueError, match='logits must be a token of the call or "last", got'):
+      Taps(logits=wrong)
+  with pytest.raises(ValueError, match="logits from token 64 on, of a call of"):
+    tiny.call(tiny.tiny("olmoe"), TOKENS[:1, :2], empty(tiny.tiny("olmoe")), taps=Taps(logits=64))
   with pytest.raises(ValueError, match=r"batch and length must be at least 1, got 0, 3"):
     tiny.tiny("olmoe").module.init_state(0, 3)
   with pytest.raises(TypeError, match=r"execution: [a-z_]+ must be int32, got float32"):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from moejax.models import Mode, NATIVE, Taps
+from moejax.models.execution import NOTHING
 from moejax.models.run import Run
 from moejax.models.sparse_state import window_and_entries
 from moejax.models.state import KvCache
@@ -66,6 +67,17 @@ def test_chunks_of_three_are_decoding(family):
   model = tiny.tiny(family)
   token_by_token = tiny.run(model, TOKENS[:1], 1)
   assert differences(tiny.run(model, TOKENS[:1], 3), token_by_token) == []
+
+
+@pytest.mark.parametrize("family", in_slow("olmoe"))
+def test_logits_of_some_tokens_are_those_of_all(family):
+  model = tiny.tiny(family)
+  tokens = TOKENS[:2, :7].copy()
+  tokens[1, 5:] = -1
+  some = lambda taps: call(model, tokens, empty(model, 2), taps=taps).logits
+  every = some(NOTHING)
+  assert_same_bits(some(Taps(logits=3)), every[:, 3:])
+  assert_same_bits(some(Taps(logits="last")), np.stack([every[0, 6:], every[1, 4:5]]))
 
 
 @pytest.mark.parametrize("model", ["olmoe", "deepseek_v4"], indirect=True, scope="module")
