@@ -153,7 +153,7 @@ def quantize_packed(x, bits: int, group: int) -> Packed:
   groups = _split_groups("quantize_packed", x, bits, group)
   b = backend.backend(x)
   fit = _fit if b is backend.NumpyBackend else _fit_xla
-  scale, zero = (v[..., 0].astype(ml_dtypes.bfloat16) for v in fit(b, groups, 2**bits - 1))
+  scale, zero = (v.astype(ml_dtypes.bfloat16) for v in fit(b, groups, 2**bits - 1))
   return quantize_with(x, scale, zero, bits, group)
 
 
@@ -217,13 +217,15 @@ def packed_nbytes(packed: Packed) -> int:
   return sum(array.nbytes for array in jax.tree.leaves(packed))
 
 
-# Groups [..., m, group], with scale and zero float32 [..., m, 1]; top is the largest code.
+# Groups with scale and zero, float32 that broadcast; top is the largest code.
 
 
 def _fit(b, groups, top):
-  """(scale, zero) of each group, of BF16 values."""
-  xp = b.xp
-  low, high = groups.min(axis=-1, keepdims=True), groups.max(axis=-1, keepdims=True)
+  """[..., m, group] → (scale, zero) [..., m] of each group, of BF16 values."""
+  xp, shape = b.xp, groups.shape[:-1]
+  # The group comes first: one step is then long rows, which XLA computes five times as fast.
+  groups = groups.reshape(-1, groups.shape[-1]).T
+  low, high = groups.min(axis=0, keepdims=True), groups.max(axis=0, keepdims=True)
   span = high - low
   is_constant = span == 0
   scale = xp.where(is_constant, xp.abs(high), b.divide(span, np.float32(top)))
@@ -235,14 +237,15 @@ def _fit(b, groups, top):
     zero, best_zero, best_error = state
     stored = bf16.round_bf16(zero)
     read = _decode(_encode(b, groups, scale, stored, top), scale, stored)
-    error = rows.tree_sum(xp.abs(groups - read), keepdims=True)
+    error = rows.tree_sum(xp.abs(groups - read), axis=0, keepdims=True)
     better = error < best_error
     best_zero, best_error = xp.where(better, stored, best_zero), xp.where(better, error, best_error)
     return _improve(b, groups, scale, zero, top), best_zero, best_error
 
   # One step more than there are zero points to find, to judge the last one.
   start = zero, zero, xp.full_like(zero, _INF)
-  return scale, _repeat(b, _STEPS + 1, step, start)[1]
+  _, zero, _ = _repeat(b, _STEPS + 1, step, start)
+  return scale.reshape(shape), zero.reshape(shape)
 
 
 _fit_xla = jax.jit(_fit, static_argnums=(0, 2))
@@ -257,11 +260,11 @@ def _repeat(b, count, step, state):
 
 
 def _improve(b, groups, scale, zero, top):
-  """The next zero point, in float32: one half-quadratic step."""
+  """The next zero point of groups [group, n], in float32 [1, n]: one half-quadratic step."""
   codes = _encode(b, groups, scale, zero, top)
   residual = groups - b.fence((codes - zero) * scale)
   shifts = codes - _over(b, groups - _shrink(b, residual), scale)
-  return b.divide(rows.tree_sum(shifts, keepdims=True), np.float32(groups.shape[-1]))
+  return b.divide(rows.tree_sum(shifts, axis=0, keepdims=True), np.float32(groups.shape[0]))
 
 
 def _shrink(b, r):

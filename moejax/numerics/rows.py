@@ -21,35 +21,39 @@ _ZERO = np.float32(0.0)
 _SMALLEST_PROBABILITY = np.float32(2.0**-125)
 
 
-def _require_rows(name, x):
+def _require_rows(name, x, axis=-1):
   backend.require_float32(name, x)
-  if x.ndim == 0 or x.shape[-1] == 0:
+  if x.ndim == 0 or x.shape[axis] == 0:
     raise ValueError(f"{name}: expected rows [..., N] with N at least 1, got shape {x.shape}.")
 
 
-def tree_sum(x, *, keepdims=False):
-  """Halving-tree sum over the last axis: float32 [..., N] → [...], or [..., 1] with `keepdims`.
+def tree_sum(x, *, axis=-1, keepdims=False):
+  """Halving-tree sum over an axis: float32 [..., N] → [...], or [..., 1] with `keepdims`.
 
   At most n u Σ|x| off.  A zero sum is +0, whatever the signs, so that zeros at the end of a row
-  never show.  Inexact products must be fenced by the caller.
+  never show.  Inexact products must be fenced by the caller.  The axis is the last one or the
+  first: of many short rows XLA sums the first several times faster.
   """
-  _require_rows("tree_sum", x)
+  _require_rows("tree_sum", x, axis)
   if domain.checking():
-    x = domain.check_rows("tree_sum", x)
-  total = _tree_sum(x)
-  return total if keepdims else total[..., 0]
+    xp = backend.backend(x).xp
+    x = xp.moveaxis(domain.check_rows("tree_sum", xp.moveaxis(x, axis, -1)), -1, axis)
+  total = _tree_sum(x, axis)
+  return total if keepdims else total.squeeze(axis)
 
 
-def _tree_sum(x):
+def _tree_sum(x, axis=-1):
   """`tree_sum` with keepdims, unchecked."""
   xp = backend.backend(x).xp
-  length = x.shape[-1]
+  length = x.shape[axis]
   width = 1 << (length - 1).bit_length()
+  part = lambda *bounds: (slice(*bounds),) if axis == 0 else (..., slice(*bounds))
   if width > length:
-    x = xp.concatenate([x, xp.zeros((*x.shape[:-1], width - length), np.float32)], axis=-1)
+    zeros = xp.zeros_like(x[part(width - length)])
+    x = xp.concatenate([x, zeros], axis=axis)
   while width > 1:
     width //= 2
-    x = x[..., :width] + x[..., width:]
+    x = x[part(width)] + x[part(width, None)]
   return xp.where(x == _ZERO, _ZERO, x)
 
 

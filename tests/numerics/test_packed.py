@@ -172,10 +172,10 @@ def test_quantize_packed_is_the_scalar_loop(bits, group):
 
 def test_one_step_in_float32():
   """BF16 would hide most of what a compiler can change."""
-  x = np.random.default_rng(2).standard_normal((400, 1, 11), np.float32) * np.float32(30)
-  scale = to_bf16(np.ptp(x, axis=-1, keepdims=True) / 7)
-  zero = -x.min(axis=-1, keepdims=True) / scale
-  expected = [next_zero(row[0], s[0, 0], z[0, 0], 7) for row, s, z in zip(x, scale, zero)]
+  x = np.random.default_rng(2).standard_normal((11, 400), np.float32) * np.float32(30)
+  scale = to_bf16(np.ptp(x, axis=0, keepdims=True) / 7)
+  zero = -x.min(axis=0, keepdims=True) / scale
+  expected = [next_zero(*parts, 7) for parts in zip(x.T, scale[0], zero[0])]
   improve = jax.jit(packed._improve, static_argnums=(0, 4))
   for step, b in ((packed._improve, backend.NumpyBackend), (improve, backend.XlaBackend)):
     assert_same_bits(step(b, x, scale, zero, 7).ravel(), expected)

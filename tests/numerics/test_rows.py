@@ -105,6 +105,9 @@ def test_any_leading_axes(shape):
   for y in (rows.tree_sum(x), rows.logsumexp(x)):
     assert y.shape == shape[:-1] and y.dtype == np.float32
   np.testing.assert_array_equal(rows.tree_sum(x), expected[0][..., 0])
+  first = np.moveaxis(x, -1, 0)
+  for y in (rows.tree_sum(first, axis=0), jax.jit(lambda x: rows.tree_sum(x, axis=0))(first)):
+    np.testing.assert_array_equal(np.asarray(y).view(np.uint32), rows.tree_sum(x).view(np.uint32))
   np.testing.assert_array_equal(rows.logsumexp(x), expected[2][..., 0])
 
 
