@@ -67,14 +67,15 @@ def run(study: studies.Study) -> list[str]:
   if routes["recovery"] is None:
     study.write(tables.EXCHANGE_RATE, rows, "exchange_rate")
     return ["exchange rate: NOT INTERPRETABLE, no routed ceiling"]
-  routes["bar"] = BAR * precision["recovery"]
-  if precision["recovery_per_byte"]:
+  verdict = "NOT INTERPRETABLE"
+  if precision["recovery_low"] > 0:
+    routes["bar"] = BAR * precision["recovery"]
     routes["ratio"] = routes["recovery_per_byte"] / precision["recovery_per_byte"]
+    verdict = "reached" if routes["recovery"] >= routes["bar"] else "NOT reached"
   study.write(tables.EXCHANGE_RATE, rows, "exchange_rate")
   return [
     f"exchange rate: routes {routes['recovery']:.2f} for {routes['bytes']:g} bytes, 8 bits "
-    f"{precision['recovery']:.2f} for {precision['bytes']:g}; half of it: "
-    + ("reached" if routes["recovery"] >= routes["bar"] else "NOT reached")
+    f"{precision['recovery']:.2f} for {precision['bytes']:g}; half of it: {verdict}"
   ]
 
 

@@ -37,7 +37,7 @@ from experiments.route import (
 from experiments.route.measure import contrasts, share_of
 import moejax
 from moejax import data
-from moejax.analysis.bootstrap import cluster_bootstrap, mean
+from moejax.analysis.bootstrap import cluster_bootstrap, Estimate, mean
 from moejax.analysis.detection import auc
 from moejax.inference import KvQuantization, run_routed, WeightQuantization
 from moejax.models import Mode
@@ -61,6 +61,11 @@ def study(family: str, name: str, **more) -> studies.Study:
 def olmoe() -> studies.Study:
   """Two bits: a tiny random model has little to lose."""
   return study("olmoe", "olmoe", disturbance=KvQuantization(2))
+
+
+@functools.cache
+def four_bits() -> studies.Study:
+  return study("olmoe", "four-bits")
 
 
 def ran(protocol, table):
@@ -236,6 +241,25 @@ def test_bytes_of_the_published_olmoe():
 def test_the_exchange_rate_prices_four_bits():
   (said,) = exchange_rate.run(olmoe())
   assert said == "exchange rate: skipped, it prices 4 bits, not kv2"
+
+
+@pytest.mark.parametrize(
+  ("precision", "bar", "verdict"),
+  [
+    ((0.9, 0.5, 1.2), 0.45, "NOT reached"),
+    ((0.5, 0.1, 1.2), 0.25, "reached"),
+    ((0.5, -0.1, 1.2), None, "NOT INTERPRETABLE"),
+    ((-0.3, -0.5, -0.1), None, "NOT INTERPRETABLE"),
+  ],
+)
+def test_what_precision_does_not_recover_is_no_bar(precision, bar, verdict, monkeypatch):
+  made = four_bits()
+  shares = iter([Estimate(0.3, 0.2, 0.4), Estimate(*precision)])
+  monkeypatch.setattr(exchange_rate, "share_of", lambda *_: next(shares))
+  (said,) = exchange_rate.run(made)
+  routes, _ = tables.EXCHANGE_RATE.read(made.out)
+  assert said.endswith(f"half of it: {verdict}")
+  assert routes["bar"] == bar and (routes["ratio"] is None) == (bar is None)
 
 
 def test_questions_are_scored_by_the_tokens_of_their_choices():

@@ -187,7 +187,7 @@ arm str routes or precision
 bytes float per token and layer
 *recovery share of the routed ceiling, sum of QF - arm over sum of QF - QP
 recovery_per_byte float? recovery over bytes
-bar float? half of what precision recovers, which routes should reach; on their row
+bar float? half of what precision recovers, if that excludes zero; on the row of routes
 ratio float? recovery per byte over that of precision
 paper text recovery in the paper
 """,
