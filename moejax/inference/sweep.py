@@ -28,6 +28,8 @@ from moejax.models.execution import DEFAULT
 
 # Branches that are in flight at once: memory is that of so many states, however many there are.
 LANES = 128
+# Two sizes are compiled. The event is done with this many at a time, mostly few are left of it.
+_FEW = 32
 # Tokens after which branches are looked through for complete states that have become equal.
 _SEGMENT = 16
 
@@ -74,7 +76,7 @@ def branch_sweep(
   codes = np.append(np.full(len(first), scheme.code), -1)
   known: dict[bytes, int] = {}
   merged, waiting, rows = [], [], []
-  for lanes in np.array_split(np.arange(len(codes)), -(-len(codes) // LANES)):
+  for lanes in np.array_split(np.arange(len(codes)), -(-len(codes) // _FEW)):
     step = _event(model, event, orders[lanes], codes[lanes], mode)
     new = []
     for lane, print_ in enumerate(state_keys(step)[: len(lanes)]):
@@ -96,8 +98,8 @@ def branch_sweep(
 
 
 def padded(lanes: int) -> int:
-  """Lanes to run for so many: a power of two, so that few sizes are compiled."""
-  return 1 << (lanes - 1).bit_length()
+  """Lanes to run for so many."""
+  return _FEW if lanes <= _FEW else LANES
 
 
 def spread(state: PersistentState, lanes: int) -> PersistentState:
@@ -140,8 +142,7 @@ def _continue(model, tokens, state: PersistentState, num_tokens: int, mode) -> n
   token, at, size = tokens[:, 0], np.arange(len(tokens)), None
   while left:
     rows = np.unique(at)
-    # A smaller program must be worth being compiled.
-    if size is None or 4 * len(rows) <= size:
+    if size is None or padded(len(rows)) < size:
       size, at = padded(len(rows)), np.searchsorted(rows, at)
       rows = rows[np.minimum(np.arange(size), len(rows) - 1)]
       token, state = token[rows], state.rows(rows)

@@ -1,6 +1,7 @@
 """Forks of one event: what is frozen, which branch is which, and that each is the one run alone."""
 
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -107,6 +108,7 @@ def test_native_is_what_is_generated(family):
 
 def test_branches_in_the_same_state_go_on_as_one(monkeypatch):
   """A lane for each distinct state after the block, fewer once complete states are equal."""
+  monkeypatch.setattr(sweeps, "_FEW", 16)
   found, seen, keys = sweep("olmoe"), [], []
   real, keys_of = sweeps.emit, sweeps.state_keys
   monkeypatch.setattr(
@@ -121,11 +123,14 @@ def test_branches_in_the_same_state_go_on_as_one(monkeypatch):
   assert (again.tokens == found.tokens).all()
   states = len({state.tobytes() for state in found.fork.post_block})
   assert 1 < len(np.unique(found.merged)) < states < len(found.fork.post_block) <= 60
-  assert lanes == [states + 1] and seen[0] == sweeps.padded(states + 1)
-  complete = len(set(keys[0]))  # padding repeats a lane; native may have one of its own
+  calls = len(lanes)
+  assert calls > 1 and sum(lanes) == states + 1 and seen[:calls] == [16] * calls
+  # Padding repeats a lane; native may have one of its own.
+  complete = len(set().union(*keys[:calls]))
   assert complete - len(np.unique(found.merged)) in (0, 1)
-  assert seen[1] == sweeps.padded(complete)
-  monkeypatch.setattr(sweeps, "state_keys", lambda made: [b"%d" % i for i in range(64)])
+  assert seen[calls] == sweeps.padded(complete)
+  new = itertools.count()
+  monkeypatch.setattr(sweeps, "state_keys", lambda made: [b"%d" % next(new) for _ in made.tokens])
   apart = branch_sweep(tiny.tiny("olmoe"), event("olmoe"), B, NEW, key=KEY)
   assert (apart.tokens == found.tokens).all()
 
@@ -143,6 +148,8 @@ def test_a_complete_state_is_what_is_in_use_and_the_next_token():
 
 def test_lanes_that_have_become_equal_shrink_the_batch(monkeypatch):
   """Sixteen rows in two complete states: two lanes, and every row has the tokens of its own."""
+  monkeypatch.setattr(sweeps, "LANES", 16)
+  monkeypatch.setattr(sweeps, "_FEW", 2)
   model, frozen, found = tiny.tiny("olmoe"), event("olmoe"), sweep("olmoe")
   native, branch = found.native, int((found.tokens != found.native).any(axis=1).argmax())
   orders = np.repeat([found.fork.orders[branch], np.full(5, -1)], 8, axis=0)
@@ -159,6 +166,7 @@ def test_lanes_that_have_become_equal_shrink_the_batch(monkeypatch):
 
 def test_branches_beyond_what_is_in_flight_at_once_are_the_same(monkeypatch):
   monkeypatch.setattr(sweeps, "LANES", 16)
+  monkeypatch.setattr(sweeps, "_FEW", 8)
   again = branch_sweep(tiny.tiny("olmoe"), event("olmoe"), B, NEW, key=KEY)
   for name in ("tokens", "merged", "native"):
     assert (getattr(again, name) == getattr(sweep("olmoe"), name)).all()
