@@ -28,7 +28,8 @@ from moejax.models.execution import DEFAULT
 
 # Branches that are in flight at once: memory is that of so many states, however many there are.
 LANES = 128
-# Two sizes are compiled. The event is done with this many at a time, mostly few are left of it.
+# Two sizes are compiled, this one and LANES. An event is run this many branches at a time; mostly
+# no more complete states are left after it.
 _FEW = 32
 # Tokens after which branches are looked through for complete states that have become equal.
 _SEGMENT = 16

@@ -34,6 +34,8 @@ def tree_sum(x, *, axis=-1, keepdims=False):
   never show.  Inexact products must be fenced by the caller.  The axis is the last one or the
   first: of many short rows XLA sums the first several times faster.
   """
+  if axis not in (0, -1):
+    raise ValueError(f"tree_sum: the axis must be 0 or -1, got {axis}.")
   _require_rows("tree_sum", x, axis)
   if domain.checking():
     xp = backend.backend(x).xp

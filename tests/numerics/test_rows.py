@@ -105,8 +105,12 @@ def test_any_leading_axes(shape):
   for y in (rows.tree_sum(x), rows.logsumexp(x)):
     assert y.shape == shape[:-1] and y.dtype == np.float32
   np.testing.assert_array_equal(rows.tree_sum(x), expected[0][..., 0])
-  first = np.moveaxis(x, -1, 0)
-  for y in (rows.tree_sum(first, axis=0), jax.jit(lambda x: rows.tree_sum(x, axis=0))(first)):
+  first, over_first = np.moveaxis(x, -1, 0), functools.partial(rows.tree_sum, axis=0)
+  ways = [over_first, lambda x: over_first(jnp.asarray(x)), jax.jit(over_first)]
+  if x.ndim > 1:
+    ways.append(jax.jit(jax.vmap(over_first, in_axes=1)))
+  for way in ways:
+    y = way(first)
     np.testing.assert_array_equal(np.asarray(y).view(np.uint32), rows.tree_sum(x).view(np.uint32))
   np.testing.assert_array_equal(rows.logsumexp(x), expected[2][..., 0])
 
@@ -240,6 +244,11 @@ def test_softmax_of_any_row_padded_with_minus_infinity(values):
 def test_log_softmax_gives_the_loss_of_a_confident_row_without_overflow():
   x = np.array([[300.0, 0.0], [-300.0, -300.0]], np.float32)
   np.testing.assert_allclose(rows.log_softmax(x), [[0, -300], [-np.log(2)] * 2], rtol=1e-7)
+
+
+def test_another_axis_is_refused():
+  with pytest.raises(ValueError, match=r"^tree_sum: the axis must be 0 or -1, got 1\."):
+    rows.tree_sum(np.ones((2, 3, 4), np.float32), axis=1)
 
 
 @pytest.mark.parametrize("signs", [[-0.0], [-0.0] * 3, [-0.0] * 4, [-0.0, 0.0], [1.0, -1.0, -0.0]])
