@@ -5,7 +5,7 @@
 On a model in DeepSeek-V4's architecture that comes with the package: all 720 orders under A and all
 360 classes under B of one sum, their texts, both state substitutions and the certificate; and the
 four runs of a 4-bit KV cache on 24 windows of text. The rows are those of `experiments.reduction`
-and `experiments.route`. Two to three minutes on two cores, mostly compiling.
+and `experiments.route`. About two minutes on two cores, mostly compiling.
 """
 
 from concurrent import futures

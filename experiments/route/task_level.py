@@ -26,12 +26,7 @@ def run(study: studies.Study) -> list[str]:
   questions = data.read_questions(study.questions) if study.questions else data.questions()
   questions = questions[:MAX_QUESTIONS]
   tokens, scored = encode(study, questions)
-  disturbed = study.disturbance.condition(study.model, study.mode, *tokens.shape)
-  # A batch row is a choice: routes are those of its own tokens, whatever stands beside it.
-  runs = lambda *args: run_routed(study.model, tokens, *args, prefill=1)
-  cc = runs(Condition(study.mode))
-  qf, qp = runs(disturbed), runs(disturbed, cc.pins())
-  nll = {name: r.nll.astype(np.float64) for name, r in (("cc", cc), ("qf", qf), ("qp", qp))}
+  nll, flipped = three_runs(study, tokens)
   right = np.array([question.answer for question in questions])
   correct = {name: answers(questions, nll[name], scored) == right for name in ("cc", "qf")}
   group = np.repeat(np.arange(len(questions)), [len(q.choices) for q in questions])
@@ -40,8 +35,7 @@ def run(study: studies.Study) -> list[str]:
   total, routed = by_question(nll["qf"] - nll["cc"]), by_question(nll["qf"] - nll["qp"])
   bootstrap = lambda *args: cluster_bootstrap(*args, seed=study.seed, resamples=RESAMPLES)
   excess = bootstrap(ratio_of_sums, total, count)
-  flipped = cc.flips(qf)[study.routers].any(axis=0) & scored
-  tax = signed_flip_tax(nll["qf"] - nll["qp"], flipped)
+  tax = signed_flip_tax(nll["qf"] - nll["qp"], flipped & scored)
   drop = bootstrap(mean, correct["cc"].astype(float) - correct["qf"])
   row = dict(
     sequences=len(questions),
@@ -81,6 +75,29 @@ def encode(study: studies.Study, questions) -> tuple[np.ndarray, np.ndarray]:
   position = np.arange(1, tokens.shape[1])[None]
   lengths = np.array([len(text) for text in texts])[:, None]
   return tokens, (position >= np.array(starts)[:, None]) & (position < lengths)
+
+
+def three_runs(study: studies.Study, tokens: np.ndarray) -> tuple[dict, np.ndarray]:
+  """Losses float64 [choices, T - 1] of CC, QF and QP, and bool: where QF's experts are others.
+
+  A batch row is a choice: routes are those of its own tokens, whatever stands beside it. Choices of
+  like length run together, as a few are many times as long as most; behind a choice all is 0.
+  """
+  shape = len(tokens), tokens.shape[1] - 1
+  nll, flipped = {name: np.zeros(shape) for name in ("cc", "qf", "qp")}, np.zeros(shape, bool)
+  lengths = (tokens >= 0).sum(axis=1)
+  widths = np.minimum(np.maximum(2 ** np.ceil(np.log2(lengths)), 64), tokens.shape[1]).astype(int)
+  for width in np.unique(widths):
+    here = np.flatnonzero(widths == width)
+    part = tokens[here, :width]
+    run = lambda *args: run_routed(study.model, part, *args, prefill=1)
+    disturbed = study.disturbance.condition(study.model, study.mode, *part.shape)
+    cc = run(Condition(study.mode))
+    qf, qp = run(disturbed), run(disturbed, cc.pins())
+    for name, found in (("cc", cc), ("qf", qf), ("qp", qp)):
+      nll[name][here, : width - 1] = found.nll
+    flipped[here, : width - 1] = cc.flips(qf)[study.routers].any(axis=0)
+  return nll, flipped
 
 
 def answers(questions, nll: np.ndarray, scored: np.ndarray) -> np.ndarray:

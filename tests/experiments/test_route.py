@@ -39,7 +39,7 @@ import moejax
 from moejax import data
 from moejax.analysis.bootstrap import cluster_bootstrap, Estimate, mean
 from moejax.analysis.detection import auc
-from moejax.inference import KvQuantization, run_routed, WeightQuantization
+from moejax.inference import Condition, KvQuantization, pad, run_routed, WeightQuantization
 from moejax.models import Mode
 from moejax.models.families import config_from_hf
 from moejax.report import route_tables as tables
@@ -272,6 +272,25 @@ def test_questions_are_scored_by_the_tokens_of_their_choices():
   nll = np.where(scored, 1.0, 100.0)
   nll[5] = 0.5  # the second choice of the second question
   assert task_level.answers(questions, nll, scored).tolist() == [0, 1, 0]
+
+
+def test_choices_of_like_length_are_scored_as_all_together():
+  made = olmoe()
+  lengths = (30, 64, 65, 100, 40)
+  rng = np.random.default_rng(0)
+  tokens = pad([rng.integers(0, made.model.config.vocab_size, n) for n in lengths], 16)
+  nll, flipped = task_level.three_runs(made, tokens)
+  disturbed = made.disturbance.condition(made.model, made.mode, *tokens.shape)
+  run = lambda *args: run_routed(made.model, tokens, *args, prefill=1)
+  cc = run(Condition(made.mode))
+  qf, qp = run(disturbed), run(disturbed, cc.pins())
+  read = tokens[:, 1:] >= 0
+  for name, found in (("cc", cc), ("qf", qf), ("qp", qp)):
+    assert_same_bits(nll[name][read], found.nll[read].astype(np.float64))
+  assert (nll["qf"] != nll["qp"]).any() and not any(x[~read].any() for x in nll.values())
+  sets = cc.flips(qf)[made.routers].any(axis=0)
+  np.testing.assert_array_equal(flipped[read], sets[read])
+  assert 0 < flipped[read].mean() < 1
 
 
 def test_one_process_repeats_itself_and_an_order_moves_it():
