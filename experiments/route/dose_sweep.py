@@ -3,7 +3,7 @@
     python -m experiments.route.dose_sweep --model=olmoe-nano --out=out/route
 
 A dose is excess over that of 4 bits at strength 1 on the same model. dose_sweep.tsv,
-dose_summary.tsv, dose.svg. Two minutes for a nano model.
+dose_summary.tsv, dose.svg. One and a half minutes for a nano model.
 """
 
 from experiments.route import study as studies

@@ -3,7 +3,7 @@
     python -m experiments.route.flag_swap --model=olmoe-nano --out=out/route
 
 The swapped run is off the model's own distribution: read that recovery persists, not its size.
-flag_swap.tsv. Forty seconds for a nano model.
+flag_swap.tsv. Half a minute for a nano model.
 """
 
 import dataclasses

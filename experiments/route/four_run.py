@@ -4,7 +4,7 @@
 
 KV quantisation, weights, activations and other reduction contracts under one apparatus:
 four_run.tsv, the causal graph of the primary disturbance with its tokens in four_run.npz, and
-headline.svg. Five minutes for a nano model.
+headline.svg. Three minutes for a nano model.
 """
 
 import numpy as np

@@ -3,7 +3,7 @@
     python -m experiments.route.real_kernel --model=olmoe-nano --out=out/route
 
 Each beside the band that the simulated dose curve gives at the damage it does. real_kernel.tsv.
-Four minutes for a nano model, and those of the dose sweep where that has not run.
+Two minutes for a nano model, and those of the dose sweep where that has not run.
 """
 
 import jax

@@ -3,7 +3,7 @@
     python -m experiments.route.run_all --model=olmoe-nano --out=out/route
 
 Predictions are registered before anything runs. All tables of moejax/report/route_tables/,
-README.md that describes them, figures, summary.txt and timings.tsv. Eighteen minutes for a nano
+README.md that describes them, figures, summary.txt and timings.tsv. Twelve minutes for a nano
 model of 10 layers. A killed run goes on with --resume: what has its tables is kept.
 """
 
