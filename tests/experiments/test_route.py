@@ -276,12 +276,12 @@ def test_questions_are_scored_by_the_tokens_of_their_choices():
 
 def test_choices_of_like_length_are_scored_as_all_together():
   made = olmoe()
-  lengths = (30, 64, 65, 100, 40)
+  lengths = (30, 65, 64, 100)
   rng = np.random.default_rng(0)
   tokens = pad([rng.integers(0, made.model.config.vocab_size, n) for n in lengths], 16)
   nll, flipped = task_level.three_runs(made, tokens)
   disturbed = made.disturbance.condition(made.model, made.mode, *tokens.shape)
-  run = lambda *args: run_routed(made.model, tokens, *args, prefill=1)
+  run = lambda *args: run_routed(made.model, tokens, *args, prefill=1, rows=2)
   cc = run(Condition(made.mode))
   qf, qp = run(disturbed), run(disturbed, cc.pins())
   read = tokens[:, 1:] >= 0

@@ -35,7 +35,8 @@ def test_chunks_do_not_matter(family):
   assert (whole != score(model, Mode())).any()
 
 
-@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 7])
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [1, 7])
 def test_chunks_do_not_matter_with_a_window(chunk):
   model, packed = tiny.tiny("olmoe"), mode(bits=2, window=8, prefill=6)
   assert_same_bits(score(model, packed, chunk=chunk), score(model, packed))

@@ -74,6 +74,7 @@ def whole(tmp_path_factory):
   return run, *finish(run)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_the_same_run(whole, tmp_path):
   _, _, expected = whole
   command = [sys.executable, "-m", "tests.training.test_loop", str(tmp_path), "51"]

@@ -149,7 +149,7 @@ def test_repetition_is_the_price_of_trigrams_that_were_there_before():
   assert float(repetition(jnp.full((1, 13, 14), -1.0), jnp.asarray(fresh))) == 0
 
 
-@pytest.mark.parametrize("family", ["olmoe", "deepseek_v4"])
+@pytest.mark.parametrize("family", ["olmoe", pytest.param("deepseek_v4", marks=pytest.mark.slow)])
 def test_gradients_agree_with_finite_differences(family):
   """Along the gradient of each kind of parameter, without rounding and with choices kept."""
   config, params = start(family)
