@@ -84,7 +84,8 @@ def test_a_case_computes_what_was_recorded(name, tmp_path):
 
   logits, trace, _ = run(tokens, run.empty, width)
   assert_close(logits, recorded["logits"], 1e-4)
-  assert_close(negative_log_likelihood(logits, tokens), recorded["nll"], 1e-5)
+  # 20 units in the last place of a loss of 8: fast products sum as the processor's width has it.
+  assert_close(negative_log_likelihood(logits, tokens), recorded["nll"], 2e-5)
   assert_trace_is(trace, recorded)
 
   prompt_logits, _, prompted = run(tokens[:, : case.prompt], run.empty, width)
